@@ -3,13 +3,13 @@
  *
  * Nothing here knows Python or NumPy.  Every entry point takes plain structs and returns a
  * status.  It never prints or aborts, keeps no pointer after it returns, and may be called
- * from any number of threads at once.  Sizes are counts of numbers, never bytes, unless the
- * name ends in _bytes; strides are counts of numbers too and may be zero or negative.
+ * from any number of threads at once.  Sizes are counts of elements, never bytes, unless the
+ * name ends in _bytes; strides are counts of elements, too, and may be zero or negative.
  * The last axis of every floating-point operand is dense (stride 1).
  *
  * Structs start from zeros: a member that is left out has its plain meaning (no mask, no limit, no dropout, the usual
- * scale).  An address may be NULL where a comment says so, and where it stands for no numbers at all; any other NULL,
- * and a gradient of what is not there, is MHA_ERR_ARG, and nothing is written.
+ * scale).  A pointer may be NULL where a comment says so, and if its array has no elements; any other NULL, and a
+ * gradient of an operand that is absent, is MHA_ERR_ARG, and nothing is written.
  *
  * mha_explain.h has the rest: what a call will do, and why.
  * Notation of the comments: B batch, H heads, Q queries, K keys, D head_dim, Dv value_dim.
@@ -25,12 +25,12 @@
 
 typedef enum {
     MHA_OK = 0,
-    MHA_ERR_NOMEM = -1, /* scratch memory could not be had; outputs were not touched */
+    MHA_ERR_NOMEM = -1, /* scratch memory could not be allocated; outputs were not touched */
     MHA_ERR_ARG = -2,   /* a NULL or nonsensical argument: the caller has a bug */
-    MHA_ERR_ISA = -3,   /* an instruction set unknown, not compiled in, not on this CPU, not that of a packed weight */
+    MHA_ERR_ISA = -3,   /* an instruction set unknown, not compiled in, not on this CPU, or not a packed weight's */
     MHA_ERR_SIZE = -4,  /* a product of sizes does not fit in memory's address range */
-    MHA_ERR_INTERRUPTED = -5, /* the call was given up half-way, see mha_interrupt_watch; outputs hold nothing of use */
-    MHA_ERR_FORKED = -6 /* the call's watcher forked: the child has no helper threads; outputs hold nothing of use */
+    MHA_ERR_INTERRUPTED = -5, /* the call stopped half-way, see mha_interrupt_watch; outputs are undefined */
+    MHA_ERR_FORKED = -6       /* the call's watcher forked: the child has no helper threads; outputs are undefined */
 } mha_status;
 
 #if defined(__GNUC__)
@@ -44,7 +44,7 @@ const char *mha_status_text(mha_status status);
 
 /* --- Instruction sets and threads ----------------------------------------------------------- */
 
-/* Ordered from plainest to widest.  Scalar is in use until mha_isa_select has been called. */
+/* Ordered by the width of vectors.  Scalar is in use until mha_isa_select is called. */
 typedef enum { MHA_ISA_SCALAR, MHA_ISA_NEON, MHA_ISA_WASM, MHA_ISA_AVX2, MHA_ISA_AVX512, MHA_N_ISAS } mha_isa;
 
 const char *mha_isa_name(mha_isa isa); /* "scalar", "neon", "wasm", "avx2", "avx512"; NULL if out of range */
@@ -53,12 +53,12 @@ int mha_isa_available(mha_isa isa);    /* 1 if compiled in and offered by this C
 mha_isa mha_isa_active(void);
 
 /*
- * Use the kernels of `isa` in calls that begin from now on; a call that runs keeps those it began with.  If `isa` is
- * not available: MHA_ERR_ISA, and nothing changes.  Weights whose panels have another width must be packed again.
+ * Use the kernels of `isa` in calls that begin from now on; a running call keeps its kernels.  If `isa` is not
+ * available: MHA_ERR_ISA, and nothing changes.  Weights whose panels have another width must be packed again.
  */
 MHA_MUST_CHECK mha_status mha_isa_select(mha_isa isa);
 
-/* The instruction set of this thread's own calls, whatever is selected; MHA_N_ISAS ends it.  Returns what it was. */
+/* The instruction set of this thread's own calls, whatever is selected; MHA_N_ISAS ends it.  Returns the one before. */
 mha_isa mha_isa_own(mha_isa isa);
 
 /*
@@ -68,7 +68,7 @@ mha_isa mha_isa_own(mha_isa isa);
 void mha_threads_set(unsigned n_threads);
 unsigned mha_threads_get(void);
 
-/* A further limit, for calls of this thread alone; 0 ends it.  mha_threads_get returns this thread the lower limit. */
+/* A further limit, for calls of this thread only; 0 ends it.  mha_threads_get then returns the lower limit there. */
 void mha_threads_limit_own(unsigned n_threads);
 
 /*
@@ -107,7 +107,7 @@ typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } m
 /* The most that first_query, first_key, first_item and first_head may be: dropout counts in 32 bits, no sum wraps. */
 #define MHA_LAST_PLACE (PTRDIFF_MAX / 4 < UINT32_MAX ? (size_t)(PTRDIFF_MAX / 4) : (size_t)UINT32_MAX)
 
-#define MHA_NO_LIMIT ((int64_t)0) /* window_left, window_right: that side is open */
+#define MHA_NO_LIMIT ((int64_t)0) /* window_left, window_right: no limit on that side */
 
 /*
  * Which keys a query may see, masks apart: one interval, the intersection of lengths, causal
@@ -116,11 +116,11 @@ typedef enum { MHA_CAUSAL_NONE, MHA_CAUSAL_TOP_LEFT, MHA_CAUSAL_BOTTOM_RIGHT } m
  *   valid_lens      NULL for all keys; else B lengths (lens_per_batch 1) or B*Q lengths
  *                   (lens_per_batch Q), clamped to 0..K.  They must not change during the call.
  *   window_left, window_right
- *                   how many keys a query may see to either side, its own place among them: query i sees key j
+ *                   how many keys a query may see to either side, its own position included: query i sees key j
  *                   when i - j < window_left and j - i < window_right, with i counted along the diagonal of
- *                   `causal` (top-left unless it says bottom-right); MHA_NO_LIMIT, which is 0: that side is open
+ *                   `causal` (top-left unless it says bottom-right); MHA_NO_LIMIT, which is 0: no limit there
  *   first_query, first_key
- *                   for a part of a larger call: the places of query 0 and key 0 in it.  Lengths, causal corner and
+ *                   for a part of a larger call: the positions of query 0 and key 0 in it.  Lengths, causal corner and
  *                   window are then the larger call's (bottom-right needs its sizes: both 0).  At most MHA_LAST_PLACE
  */
 typedef struct {
@@ -149,15 +149,15 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *               else (D numbers):       *scale * sum_d w[d] tanh(q[i,d] + k[j,d])
  *   scale       NULL: the usual one, 1 / sqrt(D) of dot products, 1 of additive scores
  *   softcap     above 0: the score becomes softcap * tanh(score / softcap), before anything is added to it
- *   relative_bias  numbers of `dtype`, H rows of 2 * relative_reach + 1.  The distance j - i of key and query, clipped
+ *   relative_bias  of type `dtype`, H rows of 2 * relative_reach + 1.  The distance j - i of key and query, clipped
  *               to -relative_reach .. relative_reach, selects the one to add; i counts along the diagonal of `causal`
- *   sinks       H numbers of `dtype`: one more logit per row, which takes its share of the weight but has no value.
+ *   sinks       H elements of `dtype`: one more logit per row, which takes its share of the weight but has no value.
  *               In a row without keys the sink takes all the weight: out 0, weights 0, whatever empty_rows says.
  *   keep_mask   bytes: 0 hides the key from the query, and the key's value then has no influence at all
- *   bias        numbers of `dtype`, added to the scaled score; a row of -inf throughout is a row without keys
+ *   bias        of type `dtype`, added to the scaled score; a row of -inf throughout is a row without keys
  *   dropout     in 0..1: each weight is zeroed with that probability, the rest divided by
  *               1 - dropout; the decision is a pure function of (seed, b, h, i, j, dropout)
- *   first_item, first_head   for a part of a larger call: the places of item 0 and head 0 in it (those of query 0 and
+ *   first_item, first_head   for a part of a larger call: positions of item 0 and head 0 in it (those of query 0 and
  *               key 0 are visible.first_query and first_key).  Dropout then decides as the larger call would
  *
  * Optional outputs, each NULL or dense:
@@ -167,7 +167,7 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *   lse         (B,H,Q): natural log of the sum of exp(score) with the sink's term; -inf for a row with neither
  *
  * Errors: MHA_ERR_ARG, MHA_ERR_SIZE, MHA_ERR_NOMEM; outputs are then untouched.
- * Results are the same bits for every thread count, batch, cut of the queries and alignment.
+ * Results are bit-identical for every thread count, batch, split of the queries and alignment.
  * Scratch memory does not grow with Q*K.
  */
 typedef struct {
@@ -220,7 +220,7 @@ typedef struct {
  *               written, even if there are no scores
  *   grad_relative_bias, grad_sinks   dense, like relative_bias and sinks, or NULL
  *
- * Scores are computed again tile by tile: no Q x K buffer.  Same bits for every thread count.
+ * Scores are computed again tile by tile: no Q x K buffer.  Bit-identical for every thread count.
  */
 typedef struct {
     mha_operand out, grad_out;
@@ -240,15 +240,15 @@ MHA_MUST_CHECK mha_status mha_dropout_factors(const mha_attention_args *args);
 
 /* --- Linear projections --------------------------------------------------------------------- */
 
-/* How the numbers of a weight lie: packed for one ISA by mha_linear_pack, or in rows, as the caller has them. */
+/* How a weight is stored: packed for one ISA by mha_linear_pack, or in rows, as the caller has it. */
 typedef enum { MHA_WEIGHT_PACKED, MHA_WEIGHT_ROWS } mha_weight_layout;
 
 /*
  * y = x W^T + bias, the same bits for both layouts.  A weight packed once serves many calls.  Each task of a call reads
  * a weight in rows in place; a layer call with many tasks packs it into the call's own memory first.
- * mha_linear_packed_size gives the count of numbers a packed W needs (MHA_ERR_SIZE on overflow) and the width of its
+ * mha_linear_packed_size gives the number of elements of a packed W (MHA_ERR_SIZE on overflow) and the width of its
  * panels; mha_linear_pack fills the panels from a row-major (out_features, in_features) W.  A packed weight comes with
- * that width, which says for which kernels it is: others answer MHA_ERR_ISA.
+ * that width, which tells for which kernels it is packed: others return MHA_ERR_ISA.
  */
 typedef struct {
     const void *weight; /* NULL: no projection, the input is used as it is */
@@ -272,13 +272,13 @@ double mha_linear_work(const mha_linear *linear, size_t batch, size_t rows);
 /*
  * The cache of a decoder is dense (batch, room, out_features), and has before[b * before_step] rows of item b already.
  * mha_linear_append projects the first counts[b * counts_step] of the item's `rows` new rows of x (without a projection
- * it copies them) and writes them behind those.  A step is 1, or 0: one number for all items.  There has to be room.
+ * it copies them) and writes them after those.  A step is 1, or 0: one count for all items.  There must be room.
  */
 typedef struct {
     mha_dtype dtype;
     mha_linear linear;
     size_t batch, rows, in_features;
-    mha_operand x; /* head_stride is not looked at */
+    mha_operand x; /* head_stride is not read */
     void *cache;
     size_t room;
     const int64_t *before, *counts;
@@ -323,7 +323,7 @@ typedef struct {
     mha_dtype dtype;
     size_t batch, queries, keys, num_heads;
     size_t query_size, key_size, value_size;
-    mha_operand query_rows, key_rows, value_rows; /* head_stride is not looked at */
+    mha_operand query_rows, key_rows, value_rows; /* head_stride is not read */
     mha_linear W_q, W_k, W_v, W_o;
     const void *additive_weights;
     mha_visibility visible;
@@ -336,7 +336,7 @@ typedef struct {
 
 MHA_MUST_CHECK mha_status mha_layer_forward(const mha_layer_args *args);
 
-/* The same for a layer as mha_attention_work for attention. */
+/* Like mha_attention_work, for a layer. */
 double mha_layer_work(const mha_layer_args *args);
 
 /*

@@ -9,7 +9,7 @@
 
 /* --- What a call will do, and why ------------------------------------------------------------------ */
 
-/* Which kernels compute: vectors of `lanes` numbers; products in register tiles of tile_rows x tile_columns. */
+/* Which kernels compute: vectors of `lanes` elements; products in register tiles of tile_rows x tile_columns. */
 typedef struct {
     const char *isa;
     size_t itemsize, lanes, tile_rows, tile_columns;
@@ -38,9 +38,9 @@ typedef struct {
     size_t tile_queries; /* queries that meet a block together */
     size_t task_queries; /* queries of a task, for each of its heads */
     size_t task_heads;   /* those that share a key head, or those, of several items too, side by side by columns */
-    size_t n_splits;     /* > 1: a task's key blocks are tasks of their own, so many */
+    size_t n_splits;     /* > 1: the key blocks of a task are split into so many tasks */
     int by_columns;      /* scores stand transposed: see columns.c */
-    int weights_again;   /* weights asked for are computed by a second pass */
+    int weights_again;   /* requested weights are computed by a second pass */
     /* Pairs (tile, key block): those computed; those if every query saw every key; the most blocks of one tile. */
     size_t n_tiles, n_tiles_all, most_blocks; /* most_blocks > 1: their softmaxes are joined */
 } mha_attention_facts;
@@ -61,9 +61,9 @@ typedef struct {
 /*
  * These functions read the plan that the call itself would follow, under the instruction set and thread
  * limit of this moment, and compute nothing.  Of all the arguments' pointers, they read only what valid_lens
- * points to; for the others it only matters whether they are NULL.  After an error *facts means nothing.
+ * points to; for the others it only matters whether they are NULL.  After an error *facts is undefined.
  */
-void mha_kernels_explain(mha_core_facts *facts); /* of both types; and from how much work on threads share it */
+void mha_kernels_explain(mha_core_facts *facts); /* of both types, and of threads: the least work that they share */
 MHA_MUST_CHECK mha_status mha_attention_explain(const mha_attention_args *args, mha_attention_facts *facts);
 MHA_MUST_CHECK mha_status mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows,
                                              mha_linear_facts *facts);

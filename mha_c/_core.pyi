@@ -1,11 +1,11 @@
 """The compiled core: thin functions over csrc/mha.h.  Private; use mha_c.functional and the layers.
 
 Arrays are float32 or float64 ndarrays, all of one type per call, any strides (copied only where the
-last axis is not dense); anything that is not an ndarray is a TypeError here, for `mha_c._arguments.arrays`
-has turned lists, tensors and the like into arrays before.  `valid_lens` is None, or
+last axis is not dense); anything that is not an ndarray is a TypeError here, because
+`mha_c._arguments.arrays` turns lists, tensors and the like into arrays first.  `valid_lens` is None, or
 int64 of shape (B,) or (B, Q), snapshotted once; `arrays.to_lengths` makes that of what users give.
 Every error names the argument in the caller's words, what it got and what was expected: core_refusals.py writes them.
-CPU tensors of torch serve as arrays, and are answered with tensors, once `serve_tensors` has been called.
+Once `serve_tensors` has been called, CPU tensors of torch serve as arrays too, and the results are tensors.
 All arguments are positional; those with a default may be left out at the end.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 _Array = np.ndarray[Any, Any]
 _EmptyRows = Literal["zero", "uniform"]
 _Causal = Literal[None, "top_left", "bottom_right"]
-_Seed = Union[int, Callable[[], int]]  # or a function that draws it, called when all checks are behind
+_Seed = Union[int, Callable[[], int]]  # or a function that draws it, called after all checks
 
 # Where a call's item 0, head 0, query 0 and key 0 stand in a larger call of which it is a part: lengths,
 # causal="top_left", window and dropout are then that call's.

@@ -194,13 +194,13 @@ def cost(
 
 
 def _sizes(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
-    """The sizes of a call; `features` takes the place of sizes that are open in the layer."""
+    """The sizes of a call; `features` takes the place of sizes that the layer does not know yet."""
     weights = [getattr(layer, name, None) for name, _ in ROLES]
     last = weights[0] if weights[3] is None else weights[3]
     given = features or (64 if last is None else last.out_features)
-    inputs = [given if W is None else W.in_features or given for W in weights[:3]]  # in_features is 0 where open
+    inputs = [given if W is None else W.in_features or given for W in weights[:3]]  # in_features is 0 if not known yet
     if features is not None and features not in inputs:
-        raise ValueError(f"features={features}, but the layer takes {', '.join(map(str, dict.fromkeys(inputs)))}")
+        raise ValueError(f"features={features}, but the layer expects {', '.join(map(str, dict.fromkeys(inputs)))}")
     q, _, v = (n if W is None else W.out_features for n, W in zip(inputs, weights))
     rows = batch * queries, batch * keys, batch * keys, batch * queries
     projections = [

@@ -110,7 +110,10 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     inside = [name for name, one in getattr(call, "named_modules", dict)() if hasattr(type(one), "_explained")]
     layers = [name for name in inside if name.rpartition(".")[0] not in inside]
     if layers:
-        raise TypeError(f"explain takes one attention layer; {given} holds {', '.join(layers[:4])}: give one of these")
+        one = f"explain(model.get_submodule({layers[0]!r}), ...)"
+        raise TypeError(
+            f"explain takes one attention layer, and {given} holds {', '.join(map(repr, layers[:4]))}: write {one}"
+        )
     raise TypeError(
         f"explain takes an attention layer of mha_c, functional.dot_product_attention or "
         f"functional.additive_attention (for NumPy), and then the arguments of the call; got {given}"
@@ -172,7 +175,7 @@ def _of_steps(plan: Plan, inputs: Any, cache: KeyValueCache, counts: Any) -> tup
 
 def _check_given(queries: Any, keys: Any) -> None:
     if queries is None or keys is None:
-        raise TypeError("explain needs what the call would be given too: explain(layer, queries, keys, values)")
+        raise TypeError("explain needs the inputs of the call, too: explain(layer, queries, keys, values)")
 
 
 def _explain_module(module: Any, queries: Any = None, keys: Any = None, *others: Any, **options: Any) -> Explanation:

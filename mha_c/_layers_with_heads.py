@@ -325,7 +325,7 @@ def gate_gradients(layers: Sequence[Any], loss: Callable[[], Any]) -> list[Array
         return [layer.gate_gradient() for layer in layers]
     value = loss()
     if not getattr(value, "requires_grad", False):
-        raise ValueError("method 'gradient': loss must give a tensor that autograd can go back from")
+        raise ValueError("method 'gradient': loss must return a tensor that requires grad")
     weights = [layer._weight for layer in layers]
     gradients = sys.modules["torch"].autograd.grad(value, weights, allow_unused=True)
     return [

@@ -180,7 +180,7 @@ def _after_copies(ids: Array, place: Array, n_keys: int) -> tuple[Array, Array]:
 
 
 def _numbered(tokens: Any, batch: int, n_keys: int) -> Array:
-    """Tokens as numbers (B, K), equal where the tokens are."""
+    """Tokens as ids (B, K), equal where the tokens are."""
     if isinstance(tokens, str):
         tokens = tokens.split()
     tokens = on_cpu(tokens)
@@ -190,7 +190,7 @@ def _numbered(tokens: Any, batch: int, n_keys: int) -> Array:
         rows = [row.split() for row in rows] if one_each else [rows] * batch
     if len(rows) != batch or any(len(row) != n_keys for row in rows):
         raise ShapeError(
-            f"tokens must be {n_keys} for each of {batch} items (or for all of them), got {[len(row) for row in rows]}"
+            f"tokens: {n_keys} are needed for each of {batch} items, or once for all, got {[len(row) for row in rows]}"
         )
     known: dict[Any, int] = {}
     return np.array([[known.setdefault(token, len(known)) for token in row] for row in rows]).reshape(batch, n_keys)

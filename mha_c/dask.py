@@ -126,9 +126,9 @@ def _check_layer(layer: Any) -> None:
         kind = f"{type(layer).__module__}.{type(layer).__name__}"
         raise TypeError(f"layer must be one of the book's NumPy layers, or a subclass of one, got {kind}")
     if layer.training:
-        raise ValueError("the layer is in training mode, but dask computes no gradients: call layer.eval() before")
+        raise ValueError("the layer is in training mode, but dask computes no gradients: call layer.eval() first")
     if layer._parameters.is_open():
-        raise ValueError("the layer's sizes are still open, and each worker would draw its own weights: call it once")
+        raise ValueError("the layer is not initialised yet, and each worker would draw its own weights: call it once")
 
 
 def _operands(queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:

@@ -36,7 +36,7 @@ def grouped_sizes(num_hiddens: Any, num_heads: Any, num_kv_heads: Any, rope: Any
         raise ValueError(f"num_heads ({num_heads}) must be divisible by num_kv_heads ({num_kv_heads})")
     if rope and num_hiddens // num_heads % 2:
         raise ValueError(
-            f"rope=True turns pairs of features: num_hiddens / num_heads must be even, got {num_hiddens // num_heads}"
+            f"rope=True rotates pairs of features: num_hiddens / num_heads must be even, got {num_hiddens // num_heads}"
         )
     return num_hiddens, num_heads, num_kv_heads
 
@@ -221,8 +221,8 @@ class GQAAttention(Layer, Viewable):
         record = self._record
         if record is None:
             raise RuntimeError(
-                "GQAAttention.backward: call it once after each call in training mode (layer.train(), or training=True "
-                "in the call), and each such call allows one backward"
+                "GQAAttention.backward: call backward once after each call in training mode (layer.train(), or "
+                "training=True in the call)"
             )
         shape = *record.inputs[0].shape[:2], self._num_hiddens
         grad = gradient_like(shape, record.attended.dtype, grad_output)

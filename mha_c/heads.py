@@ -193,7 +193,7 @@ def importance(
         raise TypeError(f"data must be a batch (tuple, dict or array) or an iterable over batches, got {data!r:.100}")
     batches = [data] if isinstance(data, (tuple, Mapping)) or hasattr(data, "shape") else list(data)
     if not batches:
-        raise ValueError("data: at least one batch is needed")
+        raise ValueError("data must hold at least one batch")
     scores: dict[str, Array] = {}
     with ExitStack() as stack:
         for part in (*layers.values(), *_layers_with_heads.without_heads(model, layers)):
@@ -263,7 +263,7 @@ def prune(model: Any, heads: Any) -> Any:
     for name, left in kept.items():
         layers[name].check_prunable()
         if not left:
-            raise ValueError(f"heads: all {layers[name].num_heads} heads{_of(name)} would go; one at least must stay")
+            raise ValueError(f"heads: all {layers[name].num_heads} heads{_of(name)} would be removed; one must stay")
     _layers_with_heads.check_shared(model, {layers[name]: left for name, left in kept.items()})
     cut: dict[int, Any] = {}
     for name, left in kept.items():
@@ -333,7 +333,7 @@ def _number(loss: Loss, model: Any, batch: Any) -> float:
     with _layers_with_heads.no_gradients():
         value = to_numpy(loss(model, batch), "loss")
     if value.size != 1:
-        raise ValueError(f"loss must give one number for a batch, got shape {value.shape}")
+        raise ValueError(f"loss must return one number for a batch, got shape {value.shape}")
     return float(value.reshape(()))
 
 
@@ -353,13 +353,13 @@ def _methods(method: Any, loss: Any) -> list[str]:
     if method == "all":
         return [name for name in METHODS if name != "gradient" or loss is not None]
     if not (loss is None or callable(loss)):
-        raise TypeError(f"loss must be a function (model, batch) that gives the loss, got {loss!r:.100}")
+        raise TypeError(f"loss must be a function (model, batch) that returns the loss, got {loss!r:.100}")
     chosen = list(method) if np.iterable(method) and not isinstance(method, str) else [method]
     unknown = [name for name in chosen if name not in METHODS]
     if unknown or not chosen:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, several of them, or 'all'; got {method!r}")
     if "gradient" in chosen and loss is None:
-        raise ValueError("method 'gradient' needs loss=, a function (model, batch) that gives the loss")
+        raise ValueError("method 'gradient' needs loss=, a function (model, batch) that returns the loss")
     return chosen
 
 
@@ -370,7 +370,7 @@ def _examples(batch: Any) -> list[Any]:
     members = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
     size = next((x.shape[0] for x in members if getattr(x, "shape", ())), None)
     if size is None:
-        raise ValueError("data: no array with a batch axis; per_example=False takes each batch as one example")
+        raise ValueError("data has no array with a batch axis: per_example=False takes each batch as one example")
 
     def part(x: Any, i: int) -> Any:
         has_axis = getattr(x, "shape", (None,))[:1] == (size,) or (isinstance(x, (list, tuple)) and len(x) == size)
@@ -394,12 +394,13 @@ def _chosen(heads: Any, layers: dict[str, LayerWithHeads]) -> dict[str, set[int]
     for pair in pairs:
         if len(pair) != 2 or pair[0] not in [*layers]:
             known = ", ".join(map(repr, layers))
-            raise ValueError(f"heads: pairs (layer, head) expected, with a layer of {known}; got {pair!r}")
+            raise ValueError(f"heads must be pairs (layer, head), with a layer among {known}, got {pair!r}")
         name, head = pair
         if isinstance(head, bool) or not isinstance(head, (int, np.integer)):
-            raise TypeError(f"heads: whole numbers expected, got {head!r}")
+            raise TypeError(f"heads must be whole numbers, got {head!r}")
         if not 0 <= head < layers[name].num_heads:
-            raise ValueError(f"heads: there is no head {head}{_of(name)}, which has 0 to {layers[name].num_heads - 1}")
+            last = layers[name].num_heads - 1
+            raise ValueError(f"heads: there is no head {head}, those{_of(name)} are 0 to {last}")
         removed.setdefault(name, set()).add(int(head))
     return removed
 

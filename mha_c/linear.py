@@ -37,7 +37,7 @@ __dir__ = __all__.copy  # what dir() and completion show
 class State:
     """One projection at one moment: y = x weight^T + bias.  It is never changed, only replaced.
 
-    in_features is None as long as it is open; weight is None until its numbers are drawn (as in torch's
+    in_features is None as long as it is not known; weight is None until its numbers are drawn (as in torch's
     LazyLinear).
     """
 
@@ -66,7 +66,7 @@ class State:
     def packed(self, dtype: DType) -> Packed:
         """The triple (packed weight, bias, (out_features, in_features)) that the core takes, in `dtype`."""
         if self.weight is None or self.in_features is None:
-            raise ValueError(f"{self.name} has no weight yet: call the layer once, or load_state_dict")
+            raise ValueError(f"{self.name} is not initialised yet: call the layer once, or load_state_dict")
         key = (dtype.char, _core.isa())
         packed = self._packed.get(key)
         if packed is None:
@@ -122,7 +122,7 @@ class Parameters:
     def filled(self, state: State, weight: Optional[Array], bias: Optional[Array]) -> State:
         """`state` with these numbers; if it has a bias and none is given, the bias is 0."""
         if weight is None:
-            raise ValueError(f"{state.name}.weight is still open: assign it before {state.name}.bias")
+            raise ValueError(f"{state.name}.weight is not initialised yet: assign it before {state.name}.bias")
         if state.has_bias and bias is None:
             bias = np.zeros(state.out_features, self.dtype)
         return state.replace(weight, bias)
@@ -185,7 +185,7 @@ class Linear:
 
     @property
     def in_features(self) -> int:
-        """Features of x; 0 while the size is open, as in torch."""
+        """Features of x; 0 as long as the size is not known, as in torch."""
         state = self._state
         return 0 if state.weight is None or state.in_features is None else state.in_features
 
@@ -206,7 +206,7 @@ class Linear:
 
     def __array__(self, *options: Any, **named: Any) -> Array:
         name = self._name
-        raise TypeError(f"{name} is a projection, not an array: its numbers are {name}.weight and {name}.bias")
+        raise TypeError(f"{name} is a projection, not an array: its arrays are {name}.weight and {name}.bias")
 
     def __repr__(self) -> str:
         state = self._state
@@ -289,7 +289,7 @@ class Parameter:
         return array.copy() if copy else array
 
     def __repr__(self) -> str:
-        return f"Parameter({self.name!r}, {'still open' if self._array() is None else f'shape={self.shape}'})"
+        return f"Parameter({self.name!r}, {'not initialised yet' if self._array() is None else f'shape={self.shape}'})"
 
 
 class Projection:

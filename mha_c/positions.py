@@ -133,7 +133,7 @@ class PositionalEncoding(Trained):
             The gradient with respect to X.
         """
         if self._record is None:
-            raise RuntimeError("PositionalEncoding.backward: call it once after each call in training mode")
+            raise RuntimeError("PositionalEncoding.backward: call backward once after each call in training mode")
         shape, factors = self._record
         grad = gradient_like(shape, factors.dtype, grad_output)
         self._record = None
@@ -373,7 +373,7 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
     two_sided = scalars.flag(bidirectional, "bidirectional")
     n_buckets = scalars.whole(num_buckets, "num_buckets", least=4 if two_sided else 2)
     if two_sided and n_buckets % 2:
-        raise ValueError(f"num_buckets must be even where bidirectional, half for each side, got {num_buckets}")
+        raise ValueError(f"num_buckets must be even if bidirectional, half for each side, got {num_buckets}")
     n_buckets //= 2 if two_sided else 1
     n_near = n_buckets // 2
     if scalars.whole(max_distance, "max_distance") <= n_near:

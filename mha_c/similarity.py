@@ -58,7 +58,7 @@ class KernelAttention(Trained):
 
     Each weight is kernel(distance of query and key / width), divided by the sum over the keys of the query.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None) gives
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None) returns
     (B, Q, Dv).  As in the book, queries (Q,), keys (K,) and values (K,) give (Q,).  All arrays are float32, or all are
     float64; types and valid_lens are as in `MultiHeadAttention`.  After a call `attention_weights` is (B, Q, K) or
     (Q, K).  After a call in training mode (`train()`), `backward` gives the gradients of the inputs and adds the
@@ -117,7 +117,9 @@ class KernelAttention(Trained):
     ) -> None:
         self._kernel = checked_kernel(kernel)
         if derivative is not None and not (callable(derivative) and callable(kernel)):
-            raise TypeError("derivative is a function, of a kernel that is one: others have theirs")
+            raise TypeError(
+                "derivative must be a function, for a kernel that is a function: named kernels have their own"
+            )
         self._derivative = derivative
         self.width = width
         self.width_grad: Optional[float] = None
@@ -175,7 +177,7 @@ class KernelAttention(Trained):
             similarity = np.asarray(to_array(self._kernel(u), "kernel(u)"))
             check_of_distances("kernel", similarity.shape, u.shape)
             if not np.issubdtype(similarity.dtype, np.number) and similarity.dtype != bool:
-                raise TypeError(f"kernel must give real numbers, got {similarity.dtype}")
+                raise TypeError(f"kernel must return real numbers, got {similarity.dtype}")
             if not (similarity[np.isfinite(u)] >= 0).all():
                 raise ValueError(NEGATIVE)
             similarity = similarity.astype(u.dtype, copy=False)
@@ -222,7 +224,7 @@ class KernelAttention(Trained):
         """
         record = self._record
         if record is None:
-            raise RuntimeError("KernelAttention.backward: call it once after each call in training mode")
+            raise RuntimeError("KernelAttention.backward: call backward once after each call in training mode")
         grad = gradient_like(record.shape, record.inputs[0].dtype, grad_output)
         q, k, v, grad = with_items((*record.inputs, grad))
         _, _, grad_v, of_bias = dot_product_attention_backward(
@@ -299,7 +301,7 @@ def check_shapes(queries: tuple[int, ...], keys: tuple[int, ...], values: tuple[
 
 def check_of_distances(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     if found != wanted:
-        raise ShapeError(f"{name} must give the shape of the distances, {wanted}, got {found}")
+        raise ShapeError(f"{name} must return an array of the distances' shape, {wanted}, got {found}")
 
 
 def with_items(given: Any) -> Any:

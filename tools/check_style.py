@@ -32,6 +32,16 @@ PHRASES = {
     r"of one's own": "your own",
     r"puts words to it": "says it in words",
     r"needs a call in training mode before it": "call backward once after each call in training mode",
+    r"(Error|Warning) (?-i:Where) ": "If ...",
+    r"as far as (it is|they are) given": "if given",
+    r"open sizes|sizes? (that )?(is|are|was|were) (still )?open|still open": "not known yet, not initialised yet",
+    r" : (None, or )?numbers \(": "array_like (...)",
+    r"Call: [^.]* gives \(": "returns",
+    r"(has|have) (another|other) (types?|shape|rank)\b": "the wrong type, shape or rank",
+    r"[\"`]\w*:? [^\"]*\bexpected[,;] got": "must be ..., got",
+    r"speaks DLPack": "is a DLPack object",
+    r"For the first weights": "random numbers for the initial weights",
+    r"misses (dropout|a size|num_)": "is missing",
 }
 BANNED = [
     (re.compile(r"/(home|root|Users)/\w"), "a path of one machine"),

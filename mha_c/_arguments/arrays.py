@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
-from .scalars import words
+from .scalars import INPUTS, words
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -33,8 +33,8 @@ def to_array(value: Any, name: str) -> Array:
         return value
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(
-            f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(...) and say which keys "
-            f"count with valid_lens or keep_mask"
+            f"{name} is a masked array, whose mask would be ignored; pass {name}.filled(...), and say with valid_lens "
+            f"or keep_mask which keys count"
         )
     if isinstance(value, np.ndarray):
         return np.asarray(value)
@@ -94,9 +94,9 @@ def to_lengths(value: Any, name: str = "valid_lens") -> Any:
     kind = array.dtype.kind
     if kind == "b":
         raise TypeError(
-            f"{name} has dtype bool, which looks like a mask: expected lengths (how many keys each batch item or "
-            "query may see), here mask.sum(-1) if True marks the keys that count and they come first; another mask "
-            "goes to mha_c.functional or mha_c.torch.functional as keep_mask"
+            f"{name} has dtype bool, like a mask, but takes lengths: how many keys each item or query may see.  "
+            "If the keys marked True come first, write mask.sum(-1); for any other mask call "
+            "dot_product_attention of mha_c.functional or mha_c.torch.functional with keep_mask=mask"
         )
     if kind == "f":
         array = array.astype(np.float64)
@@ -106,6 +106,8 @@ def to_lengths(value: Any, name: str = "valid_lens") -> Any:
                 f"{name} must be finite, but has a NaN or infinity at position {int(np.argmin(finite.ravel()))}"
             )
         array = np.clip(np.ceil(array), -(2.0**62), 2.0**62)
+    elif kind in "US":
+        raise TypeError(words(name))
     elif kind not in "iu":
         raise TypeError(f"{name} has dtype {array.dtype}, expected integers or floats (lengths)")
     return to_int64(array)
@@ -124,7 +126,7 @@ def _from_length_list(value: Any, name: str) -> Array:
     except RuntimeError:  # a list of tensors that require grad
         return _from_list(value, name)
     except (ValueError, Warning):
-        raise ValueError(f"{name} is a ragged list: expected B lengths, or B rows of Q") from None
+        raise ValueError(f"{name} is a ragged list: write B lengths, or B rows of Q lengths") from None
     if array.dtype == object and all(type(item) is int for item in array.flat):
         return np.clip(array, -MOST - 1, MOST).astype(INT64)
     return array
@@ -160,7 +162,7 @@ def of_one_type(arrays: tuple[Array, ...], *names: str) -> None:
     """TypeError unless all are float32, or all are float64."""
     for array, name in zip(arrays, names):
         if floats(array, name).dtype.type is not arrays[0].dtype.type:  # byte order does not matter
-            raise TypeError(f"{name} must be {arrays[0].dtype} as {names[0]}, got {array.dtype}")
+            raise TypeError(f"{name} must be {arrays[0].dtype} like {names[0]}, got {array.dtype}")
 
 
 def gradient_like(shape: tuple[int, ...], dtype: Any, grad_output: Any) -> Array:
@@ -169,15 +171,15 @@ def gradient_like(shape: tuple[int, ...], dtype: Any, grad_output: Any) -> Array
     if array.shape != shape:
         raise ShapeError(f"grad_output has shape {array.shape}, but the output it belongs to has {shape}")
     if array.dtype.type is not dtype.type:
-        raise TypeError(f"grad_output must be {dtype} as the output it belongs to, got {array.dtype}")
+        raise TypeError(f"grad_output must be {dtype} like the output it belongs to, got {array.dtype}")
     return array
 
 
 def _from_tensor(value: Any, name: str) -> Array:
     if value.requires_grad:
         raise TypeError(
-            f"{name} is a tensor that requires grad, and the NumPy side of mha_c would cut its gradient: use the "
-            f"same name from mha_c.torch, or pass {name}.detach()"
+            f"{name} is a tensor that requires grad, and the NumPy side of mha_c records no gradients: use the same "
+            f"name from mha_c.torch, or pass {name}.detach()"
         )
     if value.device.type != "cpu":
         raise TypeError(f"{name} is on device {value.device}; mha_c computes on the CPU: pass {name}.cpu()")
@@ -203,22 +205,30 @@ def nested(name: str) -> str:
 
 def _from_dlpack(value: Any, name: str) -> Array:
     if not hasattr(np, "from_dlpack"):
-        raise TypeError(f"{name} speaks DLPack, which needs NumPy 1.22 or later; got NumPy {np.__version__}")
+        raise TypeError(f"{name} is a DLPack object, which needs NumPy 1.22 or later, not {np.__version__}")
     try:
         return np.from_dlpack(value)
     except (RuntimeError, BufferError) as error:
         raise TypeError(f"{name} ({type(value).__name__}) is not readable by the CPU: {error}") from None
 
 
+def ragged(name: str) -> ValueError:
+    """The error for a list whose rows differ in length."""
+    lengths = ", and give the real lengths as valid_lens" if name in INPUTS else ""
+    return ValueError(f"{name} is a list that makes no array: its rows differ in length; pad the short ones{lengths}")
+
+
 def _from_list(value: Any, name: str) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, RuntimeError, Warning) as error:  # RuntimeError: a list of tensors that require grad
-        kind = TypeError if isinstance(error, RuntimeError) else ValueError
-        raise kind(f"{name} is a list that makes no array: {error}") from None
+        if isinstance(error, RuntimeError):
+            raise TypeError(f"{name} is a list that makes no array: {error}") from None
+        raise ragged(name) from None
     if array.dtype == object:  # NumPy before 1.24 also makes this of a ragged list
-        kind = ValueError if any(isinstance(item, (list, tuple)) for item in value) else TypeError
-        raise kind(f"{name} is a list that makes no array of numbers")
+        if any(isinstance(item, (list, tuple)) for item in value):
+            raise ragged(name)
+        raise TypeError(f"{name} is a list that makes no array of numbers")
     if array.dtype.kind in "biu" and array.ndim >= 3:  # queries, keys, values
         raise TypeError(f"{name} is a list of whole numbers, expected floats: write np.array({name}, np.float32)")
     return array

@@ -19,7 +19,7 @@ _RAISE = opmap["RAISE_VARARGS"]
 _MASKS = {
     **dict.fromkeys(("mask", "attn_mask", "attention_mask", "keep_mask"), "mask.sum(-1)"),
     **dict.fromkeys(("key_padding_mask", "src_key_padding_mask"), "(~key_padding_mask).sum(-1)"),
-    **dict.fromkeys(("causal", "is_causal"), "[[1, 2, ..., Q]] * B"),
+    **dict.fromkeys(("causal", "is_causal"), "[list(range(1, Q + 1))] * B"),
 }
 
 
@@ -37,10 +37,12 @@ def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError
     """The error for keywords that a layer's call does not have; `functional` names the function that takes any mask."""
     name = next(iter(named))
     if name in _MASKS:
-        option = "causal" if "causal" in name else "keep_mask (True = may attend)"
+        causal = "causal" in name
         hint = (
-            f"how many keys count is valid_lens, a number for each item or each query, here {_MASKS[name]} if the keys "
-            f"that count come first; {functional} has {option}"
+            f"layers take valid_lens, how many keys each item or each query may see.  "
+            f"{'Write' if causal else 'If the keys that count come first, write'} valid_lens={_MASKS[name]}"
+            f"{', or' if causal else '; for any other mask'} call {functional} with "
+            f"{'causal=True' if causal else 'keep_mask= (True = may attend)'}"
         )
     else:
         known = "queries", "keys", "values", "valid_lens", "training", "cache"
@@ -55,7 +57,7 @@ def check_rest(owner: str, defaults: Any, named: Mapping[str, Any], functional: 
     if named:
         raise misnamed(f"{owner}.forward()", named, functional)
     if any(x is not None for x in defaults):
-        raise TypeError(f"{owner} takes training and cache by name, and nothing behind valid_lens")
+        raise TypeError(f"{owner} takes training and cache by name only, and nothing after valid_lens")
 
 
 def check_order(owner: str, values: Any, valid_lens: Any) -> None:
@@ -68,7 +70,7 @@ def check_order(owner: str, values: Any, valid_lens: Any) -> None:
 def missing(owner: str, **inputs: Any) -> TypeError:
     """The error for a call in which an input is missing or None."""
     none = [name for name, value in inputs.items() if value is None]
-    alike = "; self-attention is layer(X, X, X)" if none == ["keys", "values"] else ""
+    alike = ".  For self-attention write layer(X, X, X)" if none == ["keys", "values"] else ""
     return TypeError(f"{owner} is called with queries, keys and values; missing or None: {', '.join(none)}{alike}")
 
 

@@ -44,7 +44,7 @@ def _divisors(features: int, heads: int) -> str:
     """What to write: the numbers of heads next to the one that was asked for."""
     fewer = next(n for n in range(min(heads, features), 0, -1) if features % n == 0)
     more = next((n for n in range(heads, min(features, 10_000) + 1) if features % n == 0), fewer)
-    return f"take {fewer}{'' if more == fewer else f' or {more}'}"
+    return f"take {fewer}{'' if more == fewer else f' or {more}'} heads"
 
 
 def additive(sizes: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
     """
     signatures = [_signature(form) for form in forms]
     shown = "\n".join(f"  {owner}({form})" for form in forms)
-    called = f"it is called as one of\n{shown}"
+    called = f"call it in one of these forms:\n{shown}"
     for signature in signatures:
         try:
             bound = signature.bind(*args, **named)
@@ -71,21 +71,26 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
             continue
         bound.apply_defaults()
         if "bias" not in named and isinstance(bound.arguments.get("bias"), float):  # 100, 100, 5, 0.5: one is missing
-            raise TypeError(f"{owner}() got {args!r:.200}, where the last would be the bias; {called}")
+            raise TypeError(f"{owner}() got {args!r:.200}, where the last one would be the bias; {called}")
         return bound.arguments
     unknown = [name for name in named if all(name not in signature.parameters for signature in signatures)]
     if unknown:
         guess = did_you_mean(unknown[0], {name: 0 for signature in signatures for name in signature.parameters})
         text = f"{owner}() got an unexpected keyword argument {unknown[0]!r}{guess}"
-        raise TypeError(f"{text}\nIt {called.partition(' ')[2]}" if guess else f"{text}; {called}")
+        raise TypeError(f"{text}\nC{called[1:]}" if guess else f"{text}; {called}")
     left_out = _left_out(signatures, args, named)
     if left_out == ["dropout"] and args and isinstance(args[-1], float) and 0 <= args[-1] < 1:
-        raise TypeError(f"{owner}() misses a size: its last number, {args[-1]!r}, looks like dropout; {called}")
+        raise TypeError(f"{owner}() is missing a size: its last argument, {args[-1]!r}, looks like dropout; {called}")
     if left_out:
-        raise TypeError(f"{owner}() misses {' and '.join(left_out)}; {called}")
+        raise TypeError(f"{owner}() is missing {listed(left_out)}; {called}")
     positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
     keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
     raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them: "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _left_out(signatures: Sequence[inspect.Signature], args: tuple[Any, ...], named: Mapping[str, Any]) -> list[str]:

@@ -40,7 +40,8 @@ def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[st
         raise TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64{advice}")
     other = "" if like is None else like.dtype.newbyteorder("=")
     raise TypeError(
-        f"{name} has dtype {array.dtype}, but {like_name} has dtype {other}: all arrays of a call need the same"
+        f"{name} has dtype {array.dtype}, but {like_name} has dtype {other}: all arrays of a call need the same, for "
+        f"example {name}.astype(np.{other})"
     )
 
 
@@ -96,8 +97,9 @@ def shape(array: Array, name: str, expected: Union[Sizes, str]) -> Exception:
 
 
 def lengths(array: Array, batch: int, queries: int) -> Exception:
+    one = f"; if all items have the same length, write [{array}] * {batch}" if array.ndim == 0 else ""
     expected = f"(B,) = ({batch},) or (B, Q) = ({batch}, {queries}): a length for each item, or for each of its queries"
-    return shape(array, "valid_lens", expected)
+    return shape(array, "valid_lens", expected + one)
 
 
 def negative_length(length: int) -> bool:
@@ -158,8 +160,7 @@ def attention(q: Array, k: Array, v: Array, w_v: Optional[Array]) -> Optional[Ex
 
 def bool_bias(name: str) -> NoReturn:
     raise TypeError(
-        f"{name} has dtype bool, but a bias is numbers added to the scores: pass a mask (True = may attend) as "
-        f"keep_mask"
+        f"{name} has dtype bool, but a bias is added to the scores: pass a mask (True = may attend) as keep_mask"
     )
 
 
@@ -167,8 +168,8 @@ def mask_kind(value: Any, name: str) -> NoReturn:
     if not hasattr(value, "dtype") or isinstance(value, np.generic):
         kind(value, name, "an array of bool")
     raise TypeError(
-        f"{name} has dtype {value.dtype}, expected bool (True = may attend): use {name} != 0, or pass numbers "
-        f"to be added to the scores as bias"
+        f"{name} has dtype {value.dtype}, expected bool (True = may attend): write {name} != 0, or pass it as bias "
+        f"if it is to be added to the scores"
     )
 
 

@@ -70,7 +70,7 @@ OPTIONS = {
 def unknown_option(unknown: Any) -> TypeError:
     name, named = next(iter(unknown)), ", ".join(OPTIONS)
     guess = did_you_mean(name, (*OPTIONS, "valid_lens", "return_weights", "return_lse"))
-    return TypeError(f"unexpected keyword argument {name!r}{guess or ';'} Options of attention are {named}")
+    return TypeError(f"unexpected keyword argument {name!r}{guess or ';'} The options of attention are {named}")
 
 
 def shows_options(function: Any) -> Any:
@@ -93,8 +93,8 @@ def core_corner(causal: Causal, q: Array, k: Array) -> Any:
     n_queries, n_keys = (array.shape[-2] if array.ndim > 1 else 0 for array in (q, k))
     if n_queries != n_keys:
         raise ValueError(
-            f"causal=True is ambiguous for {n_queries} queries and {n_keys} keys: say 'top_left' (query i sees keys "
-            f"0..i) or 'bottom_right' (the last query sees the last key, as when decoding with earlier keys)"
+            f"causal=True is ambiguous for {n_queries} queries and {n_keys} keys: write 'top_left' (query i sees keys "
+            f"0..i) or 'bottom_right' (the last query sees the last key, as in decoding with earlier keys)"
         )
     return "top_left"
 
@@ -102,7 +102,12 @@ def core_corner(causal: Causal, q: Array, k: Array) -> Any:
 def core_window(window: Any) -> tuple[int, int]:
     """(left, right) as the core takes them: -1 means no limit."""
     if not isinstance(window, (tuple, list)) or len(window) != 2:
-        raise TypeError(f"window must be None or a pair (left, right), got {window!r}")
+        pair = (
+            f": write ({window}, {window}), or ({window}, 0) for earlier keys only"
+            if type(window) is int and window > 0
+            else ""
+        )
+        raise TypeError(f"window must be None or a pair (left, right), got {window!r}{pair}")
     left, right = (-1 if side is None else scalars.whole(side, "window", least=0, most=math.inf) for side in window)
     return left, right
 

@@ -33,7 +33,8 @@ def whole(value: Any, name: str, least: float = 1, most: float = LARGEST_SIZE) -
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"{name} must be a whole number, got {value!r:.100} ({type(value).__name__})")
+        write = f": write {int(value)}" if isinstance(value, float) and value % 1 == 0 and abs(value) < 1e9 else ""
+        raise TypeError(f"{name} must be a whole number, got {value!r:.100} ({type(value).__name__}){write}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r:.100}")
     if number > most:
@@ -73,9 +74,9 @@ def seed(value: Any, name: str = "rng") -> int:
 
 def probability(value: Any, name: str = "dropout") -> float:
     """A number in 0..1, kept as int or float: a layer prints it as it was given, as torch does."""
-    number = real(value, name, "a real number in 0..1")
+    number = real(value, name, "a number between 0 and 1")
     if not 0 <= number <= 1:  # also refuses NaN
-        raise ValueError(f"{name} must lie in 0..1, got {value!r:.100}")
+        raise ValueError(f"{name} must be between 0 and 1, got {value!r:.100}")
     return value if isinstance(value, (int, float)) else number
 
 
@@ -152,7 +153,9 @@ def generator(rng: RngLike) -> np.random.Generator:
         return np.random.default_rng()
     if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
         return np.random.default_rng(whole(rng, "rng", least=0, most=math.inf))
-    raise TypeError(f"rng must be None, a whole number or a numpy.random.Generator, got {rng!r}")
+    raise TypeError(
+        f"rng must be None, a whole number or a numpy.random.Generator, np.random.default_rng(...), got {rng!r:.100}"
+    )
 
 
 class LateSeed:
@@ -182,6 +185,6 @@ def words(name: str) -> str:
     if name not in INPUTS:
         return text
     return (
-        f"{text}: attention takes a vector for each word, for example of an embedding; the words themselves go to "
+        f"{text}: attention takes a vector for each word, for example from an embedding; the words themselves go to "
         f"view(tokens=...)"
     )

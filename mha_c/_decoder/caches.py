@@ -84,7 +84,7 @@ class KeyValueCache:
 
     @property
     def lengths(self) -> Array:
-        """How many steps each item has: whole numbers (B,) in a new array."""
+        """How many steps each item has: a new array (B,) of int64."""
         return self._full(self._steps)
 
     @property
@@ -130,8 +130,8 @@ class KeyValueCache:
             full, lengths = self._full(after), self._full(self._steps)
             item = int(full.argmax())
             raise ValueError(
-                f"the cache is full: it has room for {self._max_len} steps (max_len), item {item} has {lengths[item]} "
-                f"and {full[item] - lengths[item]} more came"
+                f"the cache is full: it has room for {self._max_len} steps (max_len), item {item} has {lengths[item]}, "
+                f"and {full[item] - lengths[item]} more came: call new_cache with a larger max_len"
             )
         if not (self._weights is None or self._weights is weights or self._same(self._weights, weights)):
             raise ValueError("the cache was filled by another W_k or W_v than the layer has now: call cache.clear()")
@@ -213,7 +213,7 @@ class ProjectedKeyValues:
         return f"{name}(shape={self.shape}, dtype={self._keys.dtype})"
 
     def __array__(self, *options: Any, **named: Any) -> Array:
-        raise TypeError("projected keys are no array: give them to the layer that projected them, in the place of keys")
+        raise TypeError("projected keys are not an array: give them to the layer that projected them, in place of keys")
 
     def _check(self, weights: Any) -> None:
         """ValueError where these, the layer's W_k and W_v, are not those that projected the keys and values."""

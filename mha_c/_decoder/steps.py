@@ -123,7 +123,7 @@ class DecodingLayer(AttentionLayer):
         return ProjectedKeyValues(rows[0], values, lens, weights_of(*states), as_tensor)
 
     def _sized(self, inputs: dict[str, Array]) -> list[Optional[State]]:
-        """W_k, and W_v if it is in `inputs` (None where the layer has none); draws them if their size was open."""
+        """W_k, and W_v if it is in `inputs` (None where the layer has none); draws them if their size was not known."""
         parameters = self._parameters
         with parameters.lock:
             states = parameters.states

@@ -166,7 +166,7 @@ class AttentionLayer(Layer, Viewable):
         return self._run(queries, keys, values, valid_lens, training, as_tensor)
 
     def _current_plan(self, queries: Array) -> Optional[Plan]:
-        """The plan for inputs of this type; None while sizes are open."""
+        """The plan for inputs of this type; None while a size is not known."""
         plan, states = self._plan, self._parameters.states
         if plan is None or plan.dtype is not queries.dtype or plan.states is not states or plan.isa != isa():
             if self._parameters.is_open():
@@ -198,8 +198,8 @@ class AttentionLayer(Layer, Viewable):
     def _with_plan(
         self, inputs: tuple[Array, Array, Array], check: Callable[[Plan], Any], run: Callable[[Plan], Any]
     ) -> Any:
-        """run(plan).  While sizes are open, check(plan) comes first, with weights of 0: a call that it refuses sets no
-        size, and draws no numbers from a stream that others may draw from, too."""
+        """run(plan).  While a size is not known, check(plan) comes first, with weights of 0: a call that it refuses
+        sets no size, and draws no numbers from a stream that others may draw from, too."""
         plan = self._current_plan(inputs[0])
         if plan is not None:
             self._plan, out = self._run_packed(plan, inputs[0], run)
@@ -228,7 +228,7 @@ class AttentionLayer(Layer, Viewable):
         return dict(zip(self._roles, (array.shape[-1] if array.ndim else 0 for array in inputs)))
 
     def _plan_of_zeros(self, inputs: Sequence[Array]) -> Plan:
-        """The plan of a call that would set open sizes, with weights of 0 where none are drawn yet."""
+        """The plan of a call that would set sizes, with weights of 0 where none are drawn yet."""
         states = self._drawn(self._parameters.states, self._features(inputs), lambda low, high, shape: np.zeros(shape))
         return self._make_plan(inputs[0], states)
 
@@ -339,8 +339,8 @@ class AttentionLayer(Layer, Viewable):
         record = self._record
         if record is None:
             raise RuntimeError(
-                f"{type(self).__name__}.backward: call it once after each call in training mode (layer.train(), or "
-                f"training=True in the call), and each such call allows one backward"
+                f"{type(self).__name__}.backward: call backward once after each call in training mode (layer.train(), "
+                f"or training=True in the call)"
             )
         roles = [record.plan.states.get(name) for name in self._roles]
         if any(role is not None and packed is None for role, packed in zip(roles, record.plan.in_core[0])):

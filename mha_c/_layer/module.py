@@ -13,7 +13,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.arrays import parameter_array
-from .._arguments.calls import refuses_at_the_call
+from .._arguments.calls import is_refusal, refuses_at_the_call
 from ..errors import ShapeError
 from ..linear import Linear, Parameter, Parameters, State
 
@@ -147,7 +147,7 @@ class Layer(Trained):
         >>> mha.initialize(rng=0)
         """
         scalars.choice(method, "method", *INITIALIZERS)
-        self._drawing = (self._rng if rng is None else scalars.generator(rng), method)  # for sizes that are open
+        self._drawing = (self._rng if rng is None else scalars.generator(rng), method)  # for sizes not known yet
         parameters = self._parameters
         with parameters.lock:
             states = parameters.states.items()
@@ -156,7 +156,7 @@ class Layer(Trained):
             parameters.states = self._drawn(empty, {}) if sized else empty
 
     def _drawn(self, states: States, in_features: Mapping[str, int], draw: Any = None) -> States:
-        """`states`, with new numbers where a state has none; `in_features` gives the sizes that are open.
+        """`states`, with new numbers where a state has none; `in_features` gives the sizes that are not known yet.
 
         draw   (low, high, shape) -> numbers; default: the layer's stream
         """
@@ -328,7 +328,12 @@ class Layer(Trained):
 
         def __getattr__(self, name: str) -> NoReturn:
             if name not in OF_TORCH_MODULES:
-                object.__getattribute__(self, name)  # raises the error again, which may be a property's
+                try:
+                    object.__getattribute__(self, name)  # raises the error again, which may be a property's
+                except AttributeError as error:
+                    if is_refusal(error):
+                        raise error.with_traceback(None) from None
+                    raise
             kind = type(self)
             ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
             there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"

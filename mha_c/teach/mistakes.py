@@ -93,9 +93,9 @@ def add_mistake(id: str, where: str, says: str, line: str, instead: str) -> None
 def _add(id: str, says: str, changes: list[Change]) -> None:
     for where, line, _ in changes:
         if where not in SOURCES:
-            raise ValueError(f"where: {where!r} is none of the book's functions {', '.join(SOURCES)}")
+            raise ValueError(f"where must be one of the book's functions {', '.join(SOURCES)}, got {where!r}")
         if SOURCES[where].count(line) != 1:
-            raise ValueError(f"line: {line!r} must stand once in {where}, stands {SOURCES[where].count(line)} times")
+            raise ValueError(f"line must occur once in {where}; {line!r} occurs {SOURCES[where].count(line)} times")
     MISTAKES.append(Mistake(id, says, tuple(changes)))
 
 

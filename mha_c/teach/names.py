@@ -69,7 +69,7 @@ def unknown_kind(kind: Any) -> ValueError:
     """The error for a kind that there is not."""
     near = get_close_matches(str(kind).lower(), KINDS, 1)
     return ValueError(
-        f"kind: {kind!r} is none of {', '.join(KINDS)}" + (f"; did you mean {near[0]!r}?" if near else "")
+        f"kind must be one of {', '.join(KINDS)}, got {kind!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     )
 
 
@@ -80,7 +80,7 @@ def told(mine: Any, kind: Optional[str]) -> str:
     if kind is not None and kind not in KINDS:
         raise unknown_kind(kind)
     if not (callable(mine) or hasattr(mine, "forward")):
-        raise TypeError(f"mine: a function, a class or a layer expected, got {type(mine).__name__}")
+        raise TypeError(f"mine must be a function, a class or a layer, got {type(mine).__name__}")
     name = getattr(mine, "__name__", type(mine).__name__)
     signs = {books_name(p.name, [sign for _, _, sign in _KINDS if sign]) for p in parameters(mine)}
     by_name = [each for each, pattern, _ in _KINDS if re.search(pattern, name, re.IGNORECASE)]

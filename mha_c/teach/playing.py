@@ -191,5 +191,5 @@ def _parameters(layer: Any, *names: str) -> tuple[dict[str, Array], dict[str, Ar
 
 def _projected(x: Array, weight: Array, bias: Array, name: str) -> Array:
     if x.shape[1] != len(weight):
-        raise ShapeError(f"{name} takes {len(weight)} features, got rows of {x.shape[1]}")
+        raise ShapeError(f"{name} takes {len(weight)} features, got {x.shape[1]}")
     return np.asarray(x @ weight + bias)

@@ -62,7 +62,7 @@ class Puzzle:
             room: dict[str, Any] = {}
             exec(compile(mended, "your text", "exec"), room)
             if self.kind not in room:
-                raise ValueError(f"mended: the text defines no {self.kind}")
+                raise ValueError(f"mended must define a function {self.kind}")
             mended = room[self.kind]
         return check(mended, self.kind)
 
@@ -103,7 +103,7 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
     if kind not in KINDS:
         raise unknown_kind(kind)
     if scalars.whole(level, "level") not in (1, 2, 3):
-        raise ValueError(f"level: 1, 2 or 3 expected, got {level}")
+        raise ValueError(f"level must be 1, 2 or 3, got {level}")
     seed = int(np.random.default_rng().integers(10000)) if seed is None else scalars.whole(seed, "seed", least=0)
     hiding = {each for each in known(kind) if _hides(kind, each)}
     choices: list[tuple[Mistake, ...]] = [(each,) for each in known(kind) if (each in hiding) == (level == 2)]

@@ -316,15 +316,14 @@ def read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, sam
     shapes = ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", arrays))
     n_items = len(arrays[0]) if all(x.ndim == 3 for x in arrays) and len({len(x) for x in arrays}) == 1 else None
     if scalars.whole(example, "example", least=0) >= (1 if n_items is None else n_items):
-        raise ValueError(f"example: {example} of {n_items or 1}, counted from 0")
+        raise ValueError(f"example must lie in 0..{(n_items or 1) - 1}, got {example}")
     if n_items is not None:
         arrays = [x[example] for x in arrays]
     q, k, v = arrays
     differ = same_features and q.shape[1:] != k.shape[1:]
     if any(x.ndim != 2 or not len(x) for x in arrays) or differ or len(k) != len(v):
         raise ShapeError(
-            f"q (Q, D), k (K, D), v (K, Dv) with equal D and K expected, or all with the same batch axis in front; got "
-            f"{shapes}"
+            f"q, k and v must have shapes (Q, D), (K, D) and (K, Dv), or all the same batch axis in front; got {shapes}"
         )
     if max(*q.shape, *k.shape, *v.shape) > LARGEST:
         raise ValueError(
@@ -336,10 +335,10 @@ def read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, sam
     if valid_lens is not None:
         lens = to_lengths(on_cpu(valid_lens))
         if n_items and lens.ndim and len(lens) != n_items:
-            raise ShapeError(f"valid_lens: lengths of {n_items} items expected, one or a row each, got {lens.shape}")
+            raise ShapeError(f"valid_lens must have a length, or a row, for each of {n_items} items, got {lens.shape}")
         lens = lens[example] if n_items and lens.ndim else lens
         if lens.shape not in ((), (1,), (len(q),)):
-            raise ShapeError(f"valid_lens: one length or {len(q)} (one per query) expected, got shape {lens.shape}")
+            raise ShapeError(f"valid_lens must be one length, or {len(q)} (one per query), got shape {lens.shape}")
         lengths = np.broadcast_to(np.clip(lens, 0, len(k)), (len(q),))
     return _Inputs(q, k, v, lengths, *labels.fit(labels.pair_of(tokens, 0, 1), len(q), len(k)))
 

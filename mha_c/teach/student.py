@@ -171,7 +171,7 @@ class Student:
         )
         if missing and (missing[0] != wanted[-1] or {*others} - {*found.values()}):
             raise TypeError(
-                f"{self.name}: check needs {', '.join(wanted)} by these names, as attributes of a layer or "
+                f"{self.name}: check needs {', '.join(wanted)} with these names, as attributes of a layer or "
                 f"arguments of a function; {missing[0]} is missing"
             )
         return {name: theirs for name, theirs in found.items() if theirs}
@@ -190,7 +190,7 @@ class Student:
             name = books_name(parameter.name, list(known))
             needed = parameter.default is parameter.empty and "*" not in str(parameter)
             if needed and not name:
-                raise TypeError(f"{self.name}: check cannot tell what {parameter.name} is to be; give it a layer")
+                raise TypeError(f"{self.name}: check does not know the argument {parameter.name}: give it a layer")
             if needed or name in ("num_heads", "dropout"):
                 arguments[parameter.name] = known[name]
         key = tuple(known.values())
@@ -209,7 +209,7 @@ class Student:
             hiddens = 0 if table is None or self.kind != "positional_encoding" else int(table.shape[-1])
             return Sizes(0, 0, 0, hiddens, heads) if heads or hiddens else None
         if self.kind == "multi_head" and not heads:
-            raise TypeError(f"{self.name}: check reads the number of heads as num_heads, which is not there")
+            raise TypeError(f"{self.name}: check needs the number of heads as an attribute or argument num_heads")
         size = {name: _size(self.mine, theirs) for name, theirs in self.weights.items()}
         wide = size.get("w_v" if self.kind == "additive" else "W_o", 0)
         hiddens = wide if self.kind == "additive" else round(wide**0.5)
@@ -217,7 +217,7 @@ class Student:
             hiddens = getattr(self.mine, "num_hiddens", 0)
             hiddens = hiddens or getattr(getattr(self.mine, self.weights["W_q"]), "out_features", 0)
             hiddens = hiddens or round(size["W_q"] ** 0.5) or 6
-        if not size["W_q"]:  # open: they follow from the first call
+        if not size["W_q"]:  # not known yet: they follow from the first call
             return Sizes(hiddens, hiddens, hiddens, hiddens, heads or 1)
         q, k = (size[name] // hiddens for name in ("W_q", "W_k"))
         v = size["W_v"] // hiddens if self.kind == "multi_head" else 3
@@ -225,7 +225,7 @@ class Student:
 
     def _put_weights(self, layer: Any, inputs: Inputs, given: Inputs, turned: bool) -> None:
         if not all(_size(layer, theirs) for theirs in self.weights.values()):
-            self._called(layer, given)  # open sizes become those of the call
+            self._called(layer, given)  # sizes not known yet become those of the call
         for name, theirs in self.weights.items():
             holder = getattr(layer, theirs)
             owner, held = (holder, "weight") if hasattr(holder, "weight") else (layer, theirs)
@@ -270,7 +270,7 @@ def _plain(x: Any) -> Any:
 
 
 def _size(layer: Any, name: str) -> int:
-    """How many numbers a weight has; 0 while that is open."""
+    """How many elements a weight has; 0 if that is not known yet."""
     held = getattr(layer, name)
     held = getattr(held, "weight", held)
     return 0 if _is_open(held) or not hasattr(held, "shape") else int(np.prod(tuple(held.shape)))

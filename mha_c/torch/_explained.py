@@ -58,7 +58,7 @@ def explained(
 
 
 def _draw(module: Any, inputs: Any) -> None:
-    """Draw the open weights of a copy; the program's random numbers stay unused."""
+    """Draw the lazy weights of a copy; the program's random numbers stay unused."""
     device = inputs[0].device
     place: Any = {"devices": []}
     if device.type not in ("cpu", "meta"):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from .._arguments import calls, scalars
-from .._arguments.calls import refuses_at_the_call
+from .._arguments.calls import is_refusal, refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
 from .._decoder.steps import DecodingLayer
 from .._layer.viewable import Viewable
@@ -53,8 +53,16 @@ class TakesArrays(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def __getattr__(self, name: str) -> Any:
+        child = self.__dict__.get("_modules", {}).get(name)
+        if child is not None:  # a short way: the book's encoder reads `mha.attention.attention_weights` in each call
+            return child
         if isinstance(getattr(type(self), name, None), property) and name not in self.__dict__.get("_parameters", {}):
-            return object.__getattribute__(self, name)  # the property has failed: raise its own error
+            try:
+                return object.__getattribute__(self, name)  # the property has failed: raise its own error
+            except AttributeError as error:
+                if is_refusal(error):
+                    raise error.with_traceback(None) from None
+                raise
         return super().__getattr__(name)
 
 
@@ -234,12 +242,6 @@ class AttentionModule(ShowsWeights, Viewable):
     def _reads_names(self) -> bool:
         """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
         return True
-
-    def __getattr__(self, name: str) -> Any:
-        child = self.__dict__.get("_modules", {}).get(name)
-        if child is not None:  # a short way: the book's encoder reads `mha.attention.attention_weights` in each call
-            return child
-        return super().__getattr__(name)
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
         """Like `load_state_dict` of torch's modules; takes arrays too, and the error for a wrong shape is a ShapeError.

@@ -140,9 +140,10 @@ def check_inputs(**named: Any) -> None:
             bool_bias(name)
         if value.layout is not torch.strided or not value.is_floating_point():
             dense = value.layout is torch.strided
+            got, write = (value.dtype, "float") if dense else (value.layout, "to_dense")
             raise TypeError(
-                f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, "
-                f"got {value.dtype} ({value.layout}): write {name}.{'float' if dense else 'to_dense'}()"
+                f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, got {got}: write "
+                f"{name}.{write}()"
             )
 
 
@@ -153,8 +154,8 @@ def check_tensors(**named: Any) -> None:
             if isinstance(value, str):
                 raise TypeError(words(name))
             raise TypeError(
-                f"{name} must be a torch tensor, got {type(value).__name__}: write torch.as_tensor({name}); for arrays "
-                f"mha_c has the same layers and functions"
+                f"{name} must be a torch tensor, got {type(value).__name__}: write torch.as_tensor({name}), or use "
+                f"mha_c, which has the same layers and functions for arrays"
             )
 
 
@@ -195,9 +196,10 @@ def refuse_types(**types: torch.dtype) -> NoReturn:
     """Raise the error for inputs and parameters of different types."""
     listed = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
     if len(set(types.values())) == 1:
-        raise TypeError(f"tensors of no float type: {listed}; convert them (.float())")
+        raise TypeError(f"the tensors of a call must be floats: {listed}; convert them (.float())")
     raise TypeError(
-        f"tensors of different types: {listed}; convert the inputs (.float(), .double()) or the module (.to(dtype))"
+        f"the tensors of a call have different types: {listed}; convert the inputs (.float(), .double()) or the module "
+        f"(.to(dtype))"
     )
 
 

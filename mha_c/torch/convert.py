@@ -322,4 +322,4 @@ def _check_names(state: Any, *names: str) -> None:
         )
     missing = [name for name in names if name not in state]
     if missing:
-        raise ValueError(f"state has no {', '.join(missing)}: say in prefix what stands before the names, with its dot")
+        raise ValueError(f"state has no {', '.join(missing)}: give the prefix of its names, with the dot")

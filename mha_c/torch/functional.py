@@ -158,7 +158,7 @@ def merge(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[T
     for name, x, shape in (("lse_a", lse_a, out_a.shape[:-1]), ("out_b", out_b, out_a.shape),
                            ("lse_b", lse_b, out_a.shape[:-1])):  # fmt: skip
         if x.dtype is not out_a.dtype:
-            raise TypeError(f"{name} must be {out_a.dtype} as out_a, got {x.dtype}")
+            raise TypeError(f"{name} must be {out_a.dtype} like out_a, got {x.dtype}")
         if x.shape != shape:
             raise ShapeError(f"{name} must have shape {tuple(shape)}, got {tuple(x.shape)}")
     if out_a.dtype in HALVES:  # computed in float32, so that the result is rounded once

@@ -39,7 +39,7 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     seen = X != -torch.inf
     if valid_lens is not None:
         if X.dim() != 3:
-            raise ShapeError(f"X must have shape (B, Q, K) where there are valid_lens, got {tuple(X.shape)}")
+            raise ShapeError(f"X must have shape (B, Q, K) with valid_lens, got {tuple(X.shape)}")
         lens = checked_lengths(valid_lens, X).to(X.device)
         lens = lens[:, None] if lens.dim() == 1 else lens
         seen = seen & (torch.arange(X.shape[2], device=X.device) < lens[..., None])

@@ -27,7 +27,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     Notes
     -----
     Call: mha(query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
-    is_causal=False) gives (output, weights or None), as torch documents.  A bool mask is True where a query must not
+    is_causal=False) returns (output, weights or None), as torch documents.  A bool mask is True where a query must not
     see a key; a float mask is added to the scores; is_causal is a hint that attn_mask is the causal mask.
 
     Differences: a query that may see no key gets 0 before the output projection (torch: NaN, or 0, depending on
@@ -110,6 +110,6 @@ class MultiheadAttention(nn.MultiheadAttention):
 def _check_mask(mask: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
     check_tensors(**{name: mask})
     if not (mask.dtype is torch.bool or mask.is_floating_point()):
-        raise TypeError(f"{name} must be bool, True = drop, or floats to be added to the scores, got {mask.dtype}")
+        raise TypeError(f"{name} must be bool (True = drop) or float (added to the scores), got {mask.dtype}")
     if tuple(mask.shape) not in shapes:
         raise ShapeError(f"{name} must have shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")

@@ -70,7 +70,7 @@ class PositionalEncoding(nn.Module):
             at: Any = (slice(None), slice(start, start + X.shape[1]))
         else:
             if tracing_state() is not None and isinstance(start, Tensor):
-                raise RuntimeError("start is a tensor, of which a traced program would keep the numbers it has now")
+                raise RuntimeError("start is a tensor: a traced program would keep the value that it has now")
             at = 0, torch.from_numpy(of_numpy.steps(start, X.shape[0], X.shape[1], self.P.shape[1]))
         rows = self.P[at].to(X.device, X.dtype)
         if X.dtype is torch.float64 and self.P is self._own:

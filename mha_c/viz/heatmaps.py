@@ -82,7 +82,7 @@ def show_heatmaps(
         figsize = _ONE_PANEL if len(panels) == 1 else (max(2.5, 1.9 * shape[1] + 0.6), max(2.5, 1.9 * shape[0] + 0.3))
     names = None if titles is None else [str(title) for title in titles]
     if names is not None and len(names) not in (shape[1], len(panels)):
-        raise ValueError(f"titles: {len(names)} titles for {shape[1]} columns")
+        raise ValueError(f"titles has {len(names)} titles for {shape[1]} columns")
     if names is not None and len(names) != len(panels):
         names = names * shape[0]
     figure = new_figure("show_heatmaps", figsize)
@@ -115,13 +115,13 @@ def _panels(matrices: Any) -> tuple[list[Array], tuple[int, int]]:
     if isinstance(matrices, (list, tuple)) and holds_arrays(matrices):
         rows = [_panels(item)[0] for item in matrices]
         if any(len(row) != len(rows[0]) for row in rows):
-            raise ShapeError("matrices: the rows of the list hold different numbers of matrices")
+            raise ShapeError("matrices: all rows of the list must have the same number of matrices")
         panels = [panel for row in rows for panel in row]
         return panels, ((1, len(rows)) if len(rows[0]) == 1 else (len(rows), len(rows[0])))
     array = to_numpy(matrices, "matrices")
     if array.ndim not in (2, 3, 4) or array.size == 0:
         raise ShapeError(
-            "matrices: shape (queries, keys), (panels, queries, keys) or (rows, columns, queries, keys) expected, "
+            "matrices must have shape (queries, keys), (panels, queries, keys) or (rows, columns, queries, keys), "
             f"got {array.shape}"
         )
     panels = list(array.reshape(-1, *array.shape[-2:]))

@@ -129,7 +129,7 @@ def _lengths(valid_lens: Any, examples: int) -> list[int]:
     if lens.ndim == 2:  # one per query: show all keys that some query sees
         lens = lens.max(axis=1)
     if lens.size not in (1, examples):
-        raise ShapeError(f"valid_lens: {lens.size} lengths for {examples} example(s)")
+        raise ShapeError(f"valid_lens has {lens.size} lengths for {examples} example(s)")
     return list(np.broadcast_to(lens.ravel(), (examples,)))
 
 
@@ -145,8 +145,8 @@ def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, length: in
     if keys is not None:
         if weights[:, :, len(keys) :].max(initial=0) > NOTHING:  # these keys are no padding
             raise ValueError(
-                f"tokens has {len(keys)} tokens for {weights.shape[2]} keys, and those behind them have weights too: "
-                f"give {weights.shape[2]}, or the valid_lens of the call"
+                f"tokens has {len(keys)} tokens for {weights.shape[2]} keys, and the keys after them have weights, "
+                f"too: give {weights.shape[2]}, or the valid_lens of the call"
             )
         weights = weights[:, :, : len(keys)]
     self_attention = named_self or (weights.shape[1] == weights.shape[2] and queries == keys)

@@ -44,7 +44,7 @@ def _sentence(tokens: Any) -> Sentence:
     if hasattr(tokens, "tolist"):  # an array of strings or of token ids
         tokens = tokens.tolist()
     if not hasattr(tokens, "__iter__"):
-        raise TypeError(f"tokens: sentences expected, lists or strings; got {tokens!r}")
+        raise TypeError(f"tokens must be sentences, lists of strings or strings, got {tokens!r}")
     return [token if isinstance(token, str) else str(token) for token in tokens]
 
 

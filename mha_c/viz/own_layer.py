@@ -116,10 +116,10 @@ def _template(page: Optional[Union[str, Path]]) -> str:
         if place.is_file():
             text = place.read_text(encoding="utf-8")
             if not ELEMENT.search(text):
-                raise ValueError(f"{place} is not the page of make playground")
+                raise ValueError(f"{place} is not the page that `make playground` makes")
             return text
     raise FileNotFoundError(
-        f"{places[0].name} is not there: a wheel of a release brings it, a package built from its sources does not. "
+        f"{places[0].name} was not found: a wheel of a release contains it, a package built from its sources does not. "
         "`make playground` in a clone of mha_c makes it in build/, and the site of mha_c has it as a download: put it "
         "into the current folder, or give its place as page="
     )
@@ -133,7 +133,7 @@ def _padded(words: labels.Sentence, size: int) -> list[str]:
 
 def _own_weights(weights: Any, example: int) -> dict[str, Any]:
     if example >= len(weights):
-        raise ValueError(f"example is {example}, the weights hold {len(weights)}")
+        raise ValueError(f"example must lie in 0..{len(weights) - 1}, got {example}")
     heads = weights[example]
     return {"heads": len(heads), "weights": _numbers(heads), "queries": None, "W": None, "lens": None}
 

@@ -27,9 +27,9 @@ def check(weights: Array) -> None:
     """Raise an error unless all weights are finite and not negative."""
     if not np.isfinite(weights).all():
         where = tuple(int(i) for i in np.argwhere(~np.isfinite(weights))[0])
-        raise ValueError(f"weights: not a finite number at (head, query, key) {where}")
+        raise ValueError(f"weights must be finite, but are not at (head, query, key) {where}")
     if weights.size and weights.min() < 0:
-        raise ValueError("weights: negative numbers; scores can be looked at with show_heatmaps or mha_c.teach.steps")
+        raise ValueError("weights must not be negative; look at scores with show_heatmaps or mha_c.teach.steps")
 
 
 def encode(weights: Array) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def to_numpy(value: Any, name: str = "weights") -> Array:
     array = to_array(value, name) if isinstance(value, (list, tuple)) else np.asarray(value)
     if array.dtype.kind not in "fiub":
         advice = ": give its attention_weights" if hasattr(type(value), "attention_weights") else ""
-        raise TypeError(f"{name}: numbers expected, got {type(value).__name__} of dtype {array.dtype}{advice}")
+        raise TypeError(f"{name} must be numbers, got {type(value).__name__} of dtype {array.dtype}{advice}")
     if array.dtype not in (np.float32, np.float64):
         array = array.astype(np.float32)
     return array
@@ -115,7 +115,7 @@ def _tree(source: Any) -> Tree:
         return [_tree(item) for item in source]
     array = to_numpy(source)
     if array.size == 0:
-        raise ShapeError(f"weights: nothing to show, the shape is {array.shape}")
+        raise ShapeError(f"weights have nothing to show: their shape is {array.shape}")
     return array
 
 
@@ -172,11 +172,11 @@ def _four_axes(weights: Array, num_heads: Optional[int], first_is_batch: bool) -
         return weights[None, None]
     if weights.ndim != 3:
         raise ShapeError(
-            f"weights: rank 2 (queries, keys), 3 (heads, queries, keys) or 4 (batch, heads, queries, keys) expected, "
+            f"weights must have rank 2 (queries, keys), 3 (heads, queries, keys) or 4 (batch, heads, queries, keys), "
             f"got shape {weights.shape}"
         )
     if num_heads is not None:
         if weights.shape[0] % num_heads:
-            raise ShapeError(f"weights {weights.shape}: the first axis is no multiple of {num_heads} heads")
+            raise ShapeError(f"weights {weights.shape}: the first axis is not a multiple of num_heads ({num_heads})")
         return weights.reshape(-1, num_heads, *weights.shape[1:])
     return weights[:, None] if first_is_batch else weights[None]

@@ -203,7 +203,7 @@ BAD = {
     "w_v": ({"w_v": numbers(3)}, ShapeError, r"w_v has shape \(3,\), expected \(4,\)"),
     "heads": ({"num_heads": 3}, ValueError, "num_heads = 3 does not divide"),
     "other heads": ({"num_heads": 1}, ShapeError, "the row statistics"),
-    "dropout": ({"dropout": 2}, ValueError, "dropout must lie in 0..1"),
+    "dropout": ({"dropout": 2}, ValueError, "dropout must be between 0 and 1"),
     "seed": ({"seed": -1}, ValueError, "seed must lie in"),
     "needs_biases": ({"needs_biases": (np.ones(2),) * 4}, ValueError, "truth value"),
 }

@@ -151,7 +151,7 @@ def test_refusals(rng):
             mha_c.dask.apply(other, q, k, v)
     with pytest.raises(ValueError, match=r"call layer.eval\(\) before"):
         mha_c.dask.apply(layers()["multi-head"].train(), q, k, v)
-    with pytest.raises(ValueError, match="sizes are still open"):
+    with pytest.raises(ValueError, match="not initialised yet"):
         mha_c.dask.apply(mha_c.MultiHeadAttention(8, 2, 0.0), q, k, v)
     with pytest.raises(ValueError, match="keys has batch size 11, but queries has 12"):
         mha_c.dask.apply(layer, q, k[:11], v[:11])

@@ -380,7 +380,7 @@ def test_dropout_backwards_needs_the_forwards_number(rng):
         ({"grad_out": None}, TypeError, "grad_out must be an array, got None"),
         ({"k": np.ones((2, 13, 5))}, ShapeError, "k has 5 features, but q has 4"),
         ({"bias": np.ones(13)}, ShapeError, r"bias has shape \(13,\)"),
-        ({"dropout": 1.5, "rng": 1}, ValueError, "dropout must lie in 0..1"),
+        ({"dropout": 1.5, "rng": 1}, ValueError, "dropout must be between 0 and 1"),
         ({"dropout": 0.5, "rng": -1}, ValueError, r"rng must lie in 0 \.\. 2\*\*64 - 1, got -1"),
         ({"causal": True}, ValueError, "causal=True is ambiguous"),
         ({"window": 3}, TypeError, "window must be None or a pair"),

@@ -81,7 +81,7 @@ def test_dropout_can_be_changed(inputs):
     mha.attention.dropout.p = 0
     assert "Dropout(p=0, inplace=False)" in repr(mha)
     np.testing.assert_array_equal(mha(*inputs), mha(*inputs, training=False))
-    with pytest.raises(ValueError, match=r"dropout must lie in 0..1"):
+    with pytest.raises(ValueError, match=r"dropout must be between 0 and 1"):
         mha.attention.dropout.p = 2
 
 

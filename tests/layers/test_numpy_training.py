@@ -234,7 +234,7 @@ def test_gradients_add_up_until_they_are_cleared(rng):
         same(p.grad, grad)
 
 
-NEEDS_CALL = r"{}.backward: call it once after each call in training mode \(layer.train\(\), or training=True in"
+NEEDS_CALL = r"{}.backward: call backward once after each call in training mode \(layer.train\(\), or training=True in"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -376,7 +376,7 @@ def test_gradients_can_be_changed_and_taken_away(rng):
 def test_an_optimizer_may_come_before_the_first_call(rng):
     layer = MultiHeadAttention(12, 3, 0.0, rng=0, dtype=np.float64)
     parameters = layer.parameters()
-    assert repr(parameters[0]) == "Parameter('W_q.weight', still open)" and parameters[0].grad is None
+    assert repr(parameters[0]) == "Parameter('W_q.weight', not initialised yet)" and parameters[0].grad is None
     with pytest.raises(AttributeError, match="W_q is not initialised yet"):
         parameters[0].data  # noqa: B018
     x = rng.standard_normal((2, 4, 5))

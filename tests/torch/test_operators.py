@@ -182,7 +182,7 @@ OPTIONS = {
         ValueError,
         r"empty_rows must be .(uniform. or .zero|zero. or .uniform)., got .foo",
     ),
-    "dropout": ({"dropout": 1.5}, ValueError, "dropout must lie in 0..1, got 1.5"),
+    "dropout": ({"dropout": 1.5}, ValueError, "dropout must be between 0 and 1, got 1.5"),
     "dropout of text": ({"dropout": "a"}, TypeError, "dropout must be a real number"),
     "a float mask": ({"keep_mask": torch.ones(3, 3)}, TypeError, r"keep_mask has dtype .*float32, expected bool"),
     "a mask of numbers": ({"keep_mask": [[1, 0, 1]] * 3}, TypeError, r"keep_mask has dtype .*int64, expected bool"),
@@ -216,7 +216,10 @@ def test_options_are_checked_on_every_way(way, option):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_layer_was_set_to_is_checked_on_every_way(way):
-    for name, value, words in (("empty_rows", "foo", "empty_rows must be"), ("p", 1.5, "dropout must lie in 0..1")):
+    for name, value, words in (
+        ("empty_rows", "foo", "empty_rows must be"),
+        ("p", 1.5, "dropout must be between 0 and 1"),
+    ):
         layer = mt.DotProductAttention(0.5)
         setattr(layer.dropout if name == "p" else layer, name, value)
         if way == "compiled":

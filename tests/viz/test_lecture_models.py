@@ -155,7 +155,7 @@ def test_where_the_page_is_not_there_the_message_says_how_to_get_it(called, tmp_
     monkeypatch.setattr(own_layer, "PLACES", [tmp_path / "nowhere.html"])
     with pytest.raises(FileNotFoundError, match=r"`make playground` in a clone.*download.*page="):
         mha.playground()
-    with pytest.raises(FileNotFoundError, match=r"lost\.html is not there"):
+    with pytest.raises(FileNotFoundError, match=r"lost\.html was not found"):
         mha.playground(page=tmp_path / "lost.html")
     (tmp_path / "other.html").write_text("<p>", encoding="utf-8")
     with pytest.raises(ValueError, match=r"other\.html is not the page"):

@@ -136,7 +136,7 @@ def test_the_package_s_own_layers(rng):
         (object(), TypeError, "object has no attention_weights"),
         (np.ones(3), ValueError, "rank 2"),
         (np.ones((2, 0, 3)), ValueError, "nothing to show"),
-        (np.full((2, 2), "a"), TypeError, "numbers expected"),
+        (np.full((2, 2), "a"), TypeError, "weights must be numbers"),
         (np.array([[0.5, np.nan]]), ValueError, r"not a finite number at \(head, query, key\) \(0, 0, 1\)"),
         (np.array([[1.0, -0.5]]), ValueError, "negative"),
         ({"weights": np.ones((2, 3, 3)), "head_names": ["one"]}, ValueError, "1 names for 2 heads"),

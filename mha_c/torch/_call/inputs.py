@@ -1,4 +1,4 @@
-"""What a layer is given, checked before anything is computed: tensors, sizes that are still open, types."""
+"""What a layer is given, checked before anything is computed: tensors, sizes not known yet, types."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _sizes(linear: Any, n_features: Optional[int]) -> Any:
 
 
 def copied(module: Any) -> Any:
-    """A deep copy, also of a module with open sizes, whose parameters not every torch can copy."""
+    """A deep copy, also of a lazy module, whose parameters not every torch can copy."""
     lazy = [x for x in module.parameters() if is_lazy(x)]
     new: Any = UninitializedParameter
     twins: Any = {id(x): new(x.requires_grad, x.device, x.dtype) for x in lazy}

@@ -87,7 +87,7 @@ class KeyValueCache(caches.KeyValueCache):
 
     @property
     def lengths(self) -> Any:
-        """How many steps each item has: whole numbers (B,) in a new tensor."""
+        """How many steps each item has: a new tensor (B,) of int64."""
         return torch.from_numpy(super().lengths)
 
     def clear(self) -> None:
@@ -165,7 +165,7 @@ class Steps(NamedTuple):
         check_inputs(queries=queries, keys=keys, values=values)
         caches.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
         if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
-            raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} as queries")
+            raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} like queries")
         if torch.is_grad_enabled() and any_needs_grad(inputs, module.parameters()):
             raise RuntimeError(NO_GRADIENT.format("decoding with a cache"))
         n_steps = queries.shape[1]

@@ -73,7 +73,7 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
         if x.dim() != 3 or x.shape[:2] != keys.shape[:2]:
             raise ShapeError(f"{name} must have shape (B, K, features), got {tuple(x.shape)}; keys {tuple(keys.shape)}")
         if x.dtype is not keys.dtype:
-            raise TypeError(f"{name} must be {keys.dtype} as keys, got {x.dtype}")
+            raise TypeError(f"{name} must be {keys.dtype} like keys, got {x.dtype}")
     materialize(module, None, keys, values)
     rows: Any = _rows(module, keys, values)
     held: Any = None if _without_numbers(keys) else Held.by(module)  # versions of tensors have a meaning

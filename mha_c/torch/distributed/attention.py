@@ -247,7 +247,7 @@ def _causal(causal: Any) -> bool:
     if isinstance(causal, (bool, np.bool_)):
         return bool(causal)
     if causal == "bottom_right":
-        raise ValueError("causal='bottom_right' is not served here: queries and keys count from the same first place")
+        raise ValueError("causal='bottom_right' is not supported here: queries and keys start at the same position")
     return scalars.choice(causal, "causal", "top_left") == "top_left"
 
 
