@@ -74,7 +74,7 @@ def seed(value: Any, name: str = "rng") -> int:
 
 def probability(value: Any, name: str = "dropout") -> float:
     """A number in 0..1, kept as int or float: a layer prints it as it was given, as torch does."""
-    number = real(value, name, "a number between 0 and 1")
+    number = real(value, name, "a real number between 0 and 1")
     if not 0 <= number <= 1:  # also refuses NaN
         raise ValueError(f"{name} must be between 0 and 1, got {value!r:.100}")
     return value if isinstance(value, (int, float)) else number

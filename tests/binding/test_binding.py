@@ -200,7 +200,7 @@ class NoFloat:
         raise ZeroDivisionError("passed on")
 
 
-DROPOUT = {-0.1: "0..1", 1.1: "0..1", float("nan"): "NaN", float("inf"): "0..1", 10**400: "too large"}
+DROPOUT = {-0.1: "0 and 1", 1.1: "0 and 1", float("nan"): "NaN", float("inf"): "0 and 1", 10**400: "too large"}
 VALUES = {
     **{f"dropout {p}": (lambda p=p: attention(dropout=p), ValueError, f"dropout .*{w}") for p, w in DROPOUT.items()},
     **{
@@ -326,11 +326,11 @@ def test_a_corrupt_saved_tuple_is_a_value_error(case):
 
 EXPECTED = r"expected \(B,\) = \(2,\) or \(B, Q\) = \(2, 4\)"
 LENGTHS = {
-    "bool": ([True, False], TypeError, "dtype bool, which looks like a mask: expected lengths .*keep_mask"),
-    "bool array": (ones(B, Q), TypeError, "looks like a mask"),
-    "one bool": (True, TypeError, "looks like a mask"),
+    "bool": ([True, False], TypeError, "dtype bool, like a mask, but takes lengths: .*keep_mask"),
+    "bool array": (ones(B, Q), TypeError, "bool, like a mask"),
+    "one bool": (True, TypeError, "bool, like a mask"),
     "object": (np.array([3, 2], object), TypeError, "valid_lens has dtype object, expected integers or floats"),
-    "text": (["3", "2"], TypeError, "valid_lens has dtype <U1"),
+    "text": (["3", "2"], TypeError, "valid_lens must be an array of numbers, got words"),
     "complex": ([3j, 2], TypeError, "valid_lens has dtype complex128"),
     "timedelta": (np.zeros(2, "m8[s]"), TypeError, "valid_lens has dtype timedelta64"),
     "None inside": ([3, None], TypeError, "valid_lens has dtype object"),

@@ -144,7 +144,7 @@ BAD = {
     "k": (bad(k=numbers(3, K, D)), ShapeError, "k has batch size 3, but q has 2"),
     "bias": (bad(bias=numbers(K)), ShapeError, "bias has shape"),
     "bias type": (bad(bias=numbers(Q, K, dtype=F64)), TypeError, "bias has dtype float64, but q has dtype float32"),
-    "lens": (bad(valid_lens=[True, False]), TypeError, "looks like a mask"),
+    "lens": (bad(valid_lens=[True, False]), TypeError, "bool, like a mask"),
     "dropout": (bad(dropout=2), ValueError, "dropout must be between 0 and 1"),
     "linear grad_y": (
         lambda: _core.linear_backward(numbers(3, 8), numbers(2, 5), numbers(8, 5), True),

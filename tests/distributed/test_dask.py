@@ -149,7 +149,7 @@ def test_refusals(rng):
     for other in (3, mha_c.KernelAttention(), mha_c.variants.MultiHeadedSelfAttention(8, 2)):
         with pytest.raises(TypeError, match=rf"layer must be one of the book's .*, got .*[.]{type(other).__name__}$"):
             mha_c.dask.apply(other, q, k, v)
-    with pytest.raises(ValueError, match=r"call layer.eval\(\) before"):
+    with pytest.raises(ValueError, match=r"call layer.eval\(\) first"):
         mha_c.dask.apply(layers()["multi-head"].train(), q, k, v)
     with pytest.raises(ValueError, match="not initialised yet"):
         mha_c.dask.apply(mha_c.MultiHeadAttention(8, 2, 0.0), q, k, v)

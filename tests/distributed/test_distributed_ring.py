@@ -263,7 +263,7 @@ def test_ranks_that_differ_are_named_on_all(world, name):
 
 def test_a_rank_that_refuses_its_arguments_is_named_on_all(world):
     results = world.run(cases.ring_mismatch, {"causal": "bottom_right"}, 1)
-    assert results[1][0] == "ValueError" and results[1][1].startswith("causal='bottom_right' is not served here")
+    assert results[1][0] == "ValueError" and results[1][1].startswith("causal='bottom_right' is not supported here")
     for kind, text in [results[0], *results[2:]]:
         assert kind == "ValueError" and "rank 1 refused its arguments: causal='bottom_right'" in text
     for scale in ("0.5", True):

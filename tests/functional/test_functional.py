@@ -165,7 +165,7 @@ def test_causal_true_needs_as_many_queries_as_keys(rng, dtype):
     same(*both)
     for causal in (False, None, np.False_):
         same(F.dot_product_attention(q, k, v, causal=causal), F.dot_product_attention(q, k, v))
-    with pytest.raises(ValueError, match=r"ambiguous for 8 queries and 9 keys: say 'top_left' .* or 'bottom_right'"):
+    with pytest.raises(ValueError, match=r"ambiguous for 8 queries and 9 keys: write 'top_left' .* or 'bottom_right'"):
         F.dot_product_attention(q[:, :8], k, v, causal=True)
 
 

@@ -317,12 +317,12 @@ def test_the_other_multi_head_layer():
 def test_bad_calls_of_prune_change_nothing(layer, batch):
     before = layer.state_dict()
     for wrong, error, text in [
-        ([4], ValueError, "no head 4 of this layer, which has 0 to 3"),
+        ([4], ValueError, "no head 4, those of this layer are 0 to 3"),
         ([-1], ValueError, "no head -1"),
-        ([0, 1, 2, 3], ValueError, "one at least must stay"),
+        ([0, 1, 2, 3], ValueError, "one must stay"),
         *[([head], TypeError, "heads must be whole numbers") for head in (1.0, True)],
         *[(none, TypeError, "heads must be .*, got ") for none in (None, 1.5, {"": None})],
-        *[([pair], ValueError, "with a layer of ''") for pair in (("x", 1), ("", 0, 1), ([], 0))],
+        *[([pair], ValueError, "with a layer among ''") for pair in (("x", 1), ("", 0, 1), ([], 0))],
     ]:
         with pytest.raises(error, match=text):
             heads.prune(layer, wrong)

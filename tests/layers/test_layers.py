@@ -159,7 +159,7 @@ def test_keyword_only_arguments_of_every_layer(build):
         ({"dropout": -0.1}, ValueError, "dropout must be between 0 and 1, got -0.1"),
         ({"dropout": 1.1}, ValueError, "dropout must be between 0 and 1"),
         ({"dropout": np.nan}, ValueError, "dropout must be between 0 and 1, got nan"),
-        ({"dropout": "0.1"}, TypeError, "dropout must be a real number in 0..1, got '0.1'"),
+        ({"dropout": "0.1"}, TypeError, "dropout must be a real number between 0 and 1, got '0.1'"),
         ({"dropout": True}, TypeError, "dropout must be a real number"),
         ({"bias": 1}, TypeError, "bias must be True or False, got 1"),
         ({"bias": None}, TypeError, "bias must be True or False"),

@@ -269,7 +269,7 @@ def test_the_inner_attention_has_no_backward_of_its_own(rng):
         (np.ones((B, Q, 11)), ShapeError, r"grad_output has shape \(2, 5, 11\), but the output it belongs to has"),
         (np.ones(12), ShapeError, r"grad_output has shape \(12,\)"),
         (1.0, ShapeError, r"grad_output has shape \(\)"),
-        (np.ones((B, Q, 12), np.float32), TypeError, "grad_output must be float64 as the output it belongs to"),
+        (np.ones((B, Q, 12), np.float32), TypeError, "grad_output must be float64 like the output it belongs to"),
         (np.ones((B, Q, 12), int), TypeError, "grad_output must be float32 or float64, got int64"),
         (None, TypeError, "grad_output must be an array, got None"),
     ],

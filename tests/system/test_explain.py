@@ -65,7 +65,7 @@ def test_projected_keys_and_values():
         mha_c.explain(mha, X, kv, Y)
     with pytest.raises(TypeError, match="values"):
         mha_c.explain(mha, X, Y)
-    with pytest.raises(TypeError, match="projected keys are no array"):
+    with pytest.raises(TypeError, match="projected keys are not an array"):
         mha_c.explain(variants.MultiHeadedSelfAttention(16, 2), kv)
     mha.W_k.weight = mha.W_k.weight + 1
     with pytest.raises(ValueError, match="project again"):

@@ -197,7 +197,7 @@ def test_the_kind_is_told_by_name_and_signature():
         teach.check(f, "softmax")
     with pytest.raises(TypeError, match="mine must be a function, a class or a layer, got ndarray"):
         teach.check(np.ones(3))
-    with pytest.raises(TypeError, match="check needs W_q, W_k, w_v by these names"):
+    with pytest.raises(TypeError, match="check needs W_q, W_k, w_v with these names"):
         teach.check(f, "additive")
 
 

@@ -339,7 +339,7 @@ def test_errors_of_a_call():
 
 def test_what_is_missing_is_said():
     layer, (q, k, v) = sized_layers()["multi-head"], inputs()
-    alike = r"keys, values; self-attention is layer\(X, X, X\)"
+    alike = r"keys, values\.  For self-attention write layer\(X, X, X\)"
     for arguments, missing in (
         ((q, k), "values"), ((None, k, v), "queries"), ((q, None, v), "keys"), ((q,), alike),
         ((), "queries, keys, values"),

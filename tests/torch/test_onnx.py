@@ -328,7 +328,7 @@ def test_decoding_is_not_exported():
 
 def test_positions_are_not_traced_from_a_start_that_is_an_input():
     encoding, X = ours.PositionalEncoding(12, 0.0), torch.randn(2, 4, 12)
-    with pytest.raises(RuntimeError, match="a traced program would keep the numbers"):
+    with pytest.raises(RuntimeError, match="a traced program would keep the value"):
         torch.jit.trace(lambda X, at: encoding(X, start=at), (X, torch.tensor([5, 7])), check_trace=False)
     traced, longer = torch.jit.trace(lambda X: encoding(X, start=3), X, check_trace=False), torch.randn(1, 9, 12)
     assert torch.equal(traced(longer), encoding(longer, start=3))

@@ -168,7 +168,7 @@ def test_masks_of_torchs_class_are_not_guessed():
         with pytest.raises(ValueError, match=words):
             mha(x, x, x, **options)
     for name, shape in (("key_padding_mask", (2, 3)), ("attn_mask", (3, 3))):
-        with pytest.raises(TypeError, match=f"{name} must be bool, True = drop, or floats .*, got torch.int64"):
+        with pytest.raises(TypeError, match=f"{name} must be bool .True = drop. or float .*, got torch.int64"):
             mha(x, x, x, **{name: torch.ones(shape, dtype=torch.int64)})
     alone, padding = x[0], torch.tensor([False, False, True])
     torch.testing.assert_close(mha(alone, alone, alone, padding)[0], mha(alone, alone[:2], alone[:2])[0])

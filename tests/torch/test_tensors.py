@@ -398,7 +398,7 @@ def test_what_is_no_tensor_is_told_so(given):
         lambda: mt.Seq2SeqAttentionDecoder(4, 2, 2, 1).init_state((given, x)),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match=r"must be a torch tensor, got .*; for arrays mha_c has the same"):
+        with pytest.raises(TypeError, match=r"must be a torch tensor, got .*, or use mha_c, which has the same"):
             call()
     with pytest.raises(TypeError, match="frozen takes a torch module, got"), mt.frozen(given):
         pass

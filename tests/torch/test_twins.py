@@ -38,5 +38,5 @@ def test_speaks_of_tensors():
 
 
 def test_keeps_what_it_says_itself():
-    assert "device, dtype : optional\n    Of the result" in functional.alibi_slopes.__doc__
+    assert "device, dtype : optional\n    Device and type of the result" in functional.alibi_slopes.__doc__
     assert "tensor([0.2500, 0.0625" in functional.alibi_slopes.__doc__

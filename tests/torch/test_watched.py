@@ -148,5 +148,5 @@ def test_parts_of_other_types_are_refused_as_in_numpy():
     from mha_c import functional as of_numpy
 
     for world, parts in ((functional, (*a, *b)), (of_numpy, [np.asarray(x) for x in (*a, *b)])):
-        with pytest.raises(TypeError, match=r"out_b must be .*float32 as out_a, got .*float64"):
+        with pytest.raises(TypeError, match=r"out_b must be .*float32 like out_a, got .*float64"):
             world.merge(*parts)

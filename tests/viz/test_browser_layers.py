@@ -122,7 +122,7 @@ def test_what_cannot_be_played(X):
     with pytest.raises(TypeError, match="W_q has no weight yet"):
         teach.multi_head(layer, X)
     layer(*batch(X, X, X))
-    with pytest.raises(mha_c.ShapeError, match="W_q takes 4 features, got rows of 3"):
+    with pytest.raises(mha_c.ShapeError, match="W_q takes 4 features, got 3"):
         teach.multi_head(layer, X[:, :3])
     with pytest.raises(TypeError, match="the player reads W_q, W_k, w_v; w_v has no weight"):
         teach.additive(layer, X, X)

@@ -72,18 +72,18 @@ def test_a_batch_and_torch(inputs):
     ("change", "says"),
     [
         (lambda q, k, v: (q[None], k, v), "batch axis in front"),
-        (lambda q, k, v: (q[:, :3], k, v), "equal D and K"),
-        (lambda q, k, v: (q, k[:5], v), "equal D and K"),
+        (lambda q, k, v: (q[:, :3], k, v), "q, k and v must have shapes"),
+        (lambda q, k, v: (q, k[:5], v), "q, k and v must have shapes"),
         (lambda q, k, v: (q, np.ones((65, 4)), np.ones((65, 3))), "up to 64 x 64.*viz.view"),
         (lambda q, k, v: (q * np.nan, k, v), "finite"),
-        (lambda q, k, v: (q, k, v, [1, 2]), r"one length or 5 \(one per query\)"),
-        (lambda q, k, v: (*([x] * 2 for x in (q, k, v)), [1, 2, 3, 4, 5]), "lengths of 2 items expected"),
+        (lambda q, k, v: (q, k, v, [1, 2]), r"one length, or 5 \(one per query\)"),
+        (lambda q, k, v: (*([x] * 2 for x in (q, k, v)), [1, 2, 3, 4, 5]), "for each of 2 items"),
     ],
 )
 def test_what_cannot_be_taught(inputs, change, says):
     with pytest.raises(ValueError, match=says):
         teach.steps(*change(*inputs))
-    with pytest.raises(TypeError, match="looks like a mask"):
+    with pytest.raises(TypeError, match="bool, like a mask"):
         teach.steps(*inputs, np.ones(len(inputs[0]), bool))
     with pytest.raises(ValueError, match="k is a list that makes no array"):
         teach.steps(inputs[0], [[1.0, 2.0], [3.0]], inputs[2])

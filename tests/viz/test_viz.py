@@ -72,7 +72,7 @@ def test_layers_know_their_heads(weights):
         np.testing.assert_array_equal(collect(source)[0].weights, joined.reshape(2, 3, 4, 4))
     assert collect(joined, num_heads=2)[0].weights.shape == (3, 2, 4, 4)
     assert collect(ours, num_heads=3)[0].weights.shape == (2, 3, 4, 4)
-    for source, says in ((joined, "no multiple of 4 "), (ours, "3 head.s., but "), (joined[0], "1 head.s., but ")):
+    for source, says in ((joined, "not a multiple of num"), (ours, "3 head.s., but "), (joined[0], "1 head.s., but ")):
         with pytest.raises(ValueError, match=says):
             collect(source, num_heads=4)
     pruned = SimpleNamespace(num_heads=2)
@@ -137,16 +137,16 @@ def test_the_package_s_own_layers(rng):
         (np.ones(3), ValueError, "rank 2"),
         (np.ones((2, 0, 3)), ValueError, "nothing to show"),
         (np.full((2, 2), "a"), TypeError, "weights must be numbers"),
-        (np.array([[0.5, np.nan]]), ValueError, r"not a finite number at \(head, query, key\) \(0, 0, 1\)"),
+        (np.array([[0.5, np.nan]]), ValueError, r"must be finite, but are not at \(head, query, key\) \(0, 0, 1\)"),
         (np.array([[1.0, -0.5]]), ValueError, "negative"),
         ({"weights": np.ones((2, 3, 3)), "head_names": ["one"]}, ValueError, "1 names for 2 heads"),
         ({"weights": [np.ones((n, 3, 3)) for n in (2, 4)], "head_names": "ab"}, ValueError, "2 names for 4 heads"),
         ({"weights": np.ones((2, 3, 3)), "num_heads": 2.0}, TypeError, "num_heads must be a whole number"),
         ({"weights": np.ones((2, 3, 3)), "tokens": " "}, ValueError, "0 tokens for 3 queries"),
-        ({"weights": np.ones((2, 3, 3)), "tokens": 3}, TypeError, "tokens: sentences expected"),
+        ({"weights": np.ones((2, 3, 3)), "tokens": 3}, TypeError, "tokens must be sentences"),
         ({"weights": np.ones((2, 1, 3, 3)), "tokens": [["a"]] * 3}, ValueError, r"3 sentences.*2 example"),
         ({"weights": np.ones((2, 3, 2, 5)), "valid_lens": [1, 2, 3]}, ValueError, "3 lengths for 2 example"),
-        ({"weights": np.ones((2, 3, 2, 5)), "valid_lens": [True, False]}, TypeError, "looks like a mask"),
+        ({"weights": np.ones((2, 3, 2, 5)), "valid_lens": [True, False]}, TypeError, "bool, like a mask"),
     ],
 )
 def test_what_cannot_be_shown(source, error, says):
@@ -173,7 +173,7 @@ def test_what_follows_the_tokens_is_padding(weights):
     padded[:, :, :6] = weights(2, 8, 6)
     panel = view(padded, SENTENCE).data["panels"][0]
     assert (panel["q"], panel["k"], panel["qt"], panel["kt"]) == (6, 6, SENTENCE, SENTENCE)
-    with pytest.raises(ValueError, match="6 tokens for 8 keys, and those behind them"):  # then it is no padding
+    with pytest.raises(ValueError, match="6 tokens for 8 keys, and the keys after them"):  # then it is no padding
         view(weights(2, 8, 8), SENTENCE)
     assert view(weights(2, 8, 8), SENTENCE, valid_lens=[6]).data["panels"][0]["k"] == 6
     with pytest.raises(ValueError, match="6 tokens for 4 queries"):
@@ -450,7 +450,7 @@ def test_heatmaps_token_labels(pyplot, tmp_path):
 
 @pytest.mark.parametrize("matrices", [np.ones(3), np.ones((2, 2, 2, 2, 2)), np.ones((0, 3)), 1.0])
 def test_heatmaps_of_what_is_no_matrix(pyplot, matrices):
-    with pytest.raises(ValueError, match=r"matrices: shape \(queries, keys\)"):
+    with pytest.raises(ValueError, match=r"matrices must have shape \(queries, keys\)"):
         show_heatmaps(matrices, "k", "q")
 
 

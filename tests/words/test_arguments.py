@@ -349,7 +349,11 @@ class OnAnotherDevice:
 
 def test_dlpack_of_another_device():
     reads = hasattr(np, "from_dlpack")
-    said = "(OnAnotherDevice) is not readable by the CPU" if reads else "speaks DLPack, which needs NumPy 1.22 or later"
+    said = (
+        "(OnAnotherDevice) is not readable by the CPU"
+        if reads
+        else "is a DLPack object, which needs NumPy 1.22 or later"
+    )
     refused("DotProductAttention", TYPE, f"queries {said}", queries=OnAnotherDevice())
 
 
