@@ -63,13 +63,13 @@ function geometry(app, context, width, height) {
   const rows = v.q1 - v.q0;
   const columns = v.k1 - v.k0;
   context.font = "600 " + LABEL_FONT; // as wide as a label gets when it is marked
-  const widest = (side, from, to) => {
-    let most = 0;
+  const widest = (side, from, to, most = 0) => {
     for (let i = from; i < to; i++) most = Math.max(most, context.measureText(app.label(side, i)).width);
     return Math.ceil(most);
   };
   const room = Math.min(108, width * 0.26); // for a label, on either axis
-  const left = Math.min(widest("q", v.q0, v.q1), room) + 12;
+  const number = context.measureText(String((v.q1 - 1) * app.panel.qStep)).width; // where there are too many tokens
+  const left = Math.min(widest("q", v.q0, v.q1, number), room) + 12;
   const keyWidth = Math.min(widest("k", v.k0, v.k1), room);
   const ratio = window.devicePixelRatio || 1;
   const snap = (cell) => (cell * ratio >= 1 ? Math.floor(cell * ratio) / ratio : cell);

@@ -121,6 +121,13 @@ CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
 """
 
 
+def written_again(shown):
+    """What stands at the axes, after everything was drawn once more."""
+    shown.run(RECORD)
+    shown.click(".mhac-scale .mhac-choice", at=1)
+    return shown.browser.run("return window.written")
+
+
 @pytest.mark.parametrize("width", [1280, 700, 420])
 @pytest.mark.parametrize(("heads", "repeats"), [(1, 1), (4, 1), (4, 2), (1, 8)])
 def test_labels_are_all_tokens_or_all_positions(show, width, heads, repeats):
@@ -129,9 +136,7 @@ def test_labels_are_all_tokens_or_all_positions(show, width, heads, repeats):
     shown = show(view(weights_of(heads, len(tokens)), tokens))
     shown.browser.size(width, HIGH)
     shown.settle()
-    shown.run(RECORD)
-    shown.click(".mhac-scale .mhac-choice", at=1)  # draws everything again
-    written = shown.browser.run("return window.written")
+    written = written_again(shown)
     if repeats == 8:
         assert set(written) <= {str(i) for i in range(len(tokens))}
         return
@@ -139,6 +144,17 @@ def test_labels_are_all_tokens_or_all_positions(show, width, heads, repeats):
     assert rows == columns and len(rows) == len(tokens)
     for label, token in zip(rows, tokens):
         assert label == token or (label.endswith("…") and token.startswith(label[:-1]) and len(label) > 8)
+
+
+@pytest.mark.parametrize("tokens", [None, list("abcdefgh" * 8)])
+@pytest.mark.parametrize("width", [1280, 420])
+def test_numbers_of_places_are_whole(show, width, tokens):
+    """Also where the tokens, which have no room, are narrower than the numbers that stand for them."""
+    shown = show(view(weights_of(2, 64), tokens))
+    shown.browser.size(width, HIGH)
+    shown.settle()
+    written = written_again(shown)
+    assert "10" in written and set(written) <= {*map(str, range(64)), *"abcdefgh"}
 
 
 def test_zooming_in_and_out(show):
