@@ -72,8 +72,8 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
 
     Raises
     ------
-    RuntimeError
-        If the module does not have these classes.
+    TypeError, RuntimeError
+        If it is no module, or a module without these classes.
 
     Notes
     -----
@@ -105,13 +105,19 @@ def unpatch(module: Optional[ModuleType] = None) -> None:
     module : module, optional
         The imported d2l.torch.  Default: all that are patched.
 
+    Raises
+    ------
+    TypeError, RuntimeError
+        If it is no module, or a module without these classes.
+
     Examples
     --------
     >>> import mha_c.d2l
     >>> mha_c.d2l.unpatch()
     """
+    given = list(_patched) if module is None else [_checked(module, "unpatch")]
     _wait_no_longer()
-    _restore(list(_patched) if module is None else [module])
+    _restore(given)
 
 
 @refuses_at_the_call
@@ -153,22 +159,30 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
 # --- Where d2l is, or will be ---------------------------------------------------------------------------
 
 
+def _checked(module: Any, caller: str) -> ModuleType:
+    """The module, if it can be d2l.torch; else an error that says what to write."""
+    if not isinstance(module, ModuleType):
+        got = f"got {module!r:.100}: write mha_c.d2l.{caller}()"
+        raise TypeError(f"{caller} takes the imported module d2l.torch, or nothing; {got}")
+    if module.__name__.partition(".")[0] == "mha_c":
+        raise RuntimeError(f"{module.__name__} is ours: {caller} takes the imported module d2l.torch, or nothing")
+    from ._classes import CLASSES  # which imports torch
+
+    if not any(hasattr(module, name) for name in CLASSES):
+        raise RuntimeError(f"{module.__name__} has no {', '.join(CLASSES)}: is it d2l.torch?")
+    return module
+
+
 def _replace(module: ModuleType) -> list[ModuleType]:
     """Replace d2l's own classes in `module` by ours; returns [module], or [] where that is done already."""
     from ._classes import CLASSES, Book, is_own, place_of, written_in
 
-    book = _known.get(module)
+    book = _known.get(_checked(module, "patch"))
     if book is not None and module in _patched:
         if not book.was_loaded_again():
             return []
         _patched.remove(module)
-    if not isinstance(module, ModuleType):
-        raise TypeError(f"patch takes the imported module d2l.torch, or nothing; got {module!r:.100}")
-    if module.__name__.partition(".")[0] == "mha_c":
-        raise RuntimeError(f"{module.__name__} is ours: patch takes the imported module d2l.torch, or nothing")
     missing = [name for name in CLASSES if not hasattr(module, name)]
-    if len(missing) == len(CLASSES):
-        raise RuntimeError(f"{module.__name__} has no {', '.join(missing)}: is it d2l.torch?")
     if book is None or (book.originals, book.functions) != written_in(module):
         book = _known[module] = Book(module)
         for kind in book.originals.values():

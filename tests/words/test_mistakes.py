@@ -218,6 +218,8 @@ TORCH = {
     ),
     "compare of a function": (lambda mt, T: mha_c.d2l.compare(len, T), "compare takes a torch module"),
     "patch(3)": (lambda mt, T: mha_c.d2l.patch(3), "patch takes the imported module d2l.torch"),
+    "unpatch('words')": (lambda mt, T: mha_c.d2l.unpatch("words"), r"unpatch takes .* write mha_c\.d2l\.unpatch\(\)"),
+    "unpatch(a module)": (lambda mt, T: mha_c.d2l.unpatch(np), "numpy has no MultiHeadAttention.*is it d2l.torch"),
     "patch(mha_c)": (lambda mt, T: mha_c.d2l.patch(mha_c), "mha_c is ours: patch takes"),
 }
 
