@@ -77,18 +77,18 @@ def measure_all(lengths, dims):
 
 HEAD = """# How exact the results are
 
-The results of `mha_c` are as exact as torch's own: in both, only rounding differs from the book's formulas. The tables
-say by how much, for ordinary numbers and for ones chosen to be difficult.
+The results of `mha_c` are as exact as torch's own: both differ from the book's formulas only by rounding. The tables say
+by how much, for ordinary numbers and for numbers chosen to be difficult.
 
-Beside torch's plain attention (matmul, softmax, matmul in the same type, no fused kernel) on the same inputs, and
-beside what rounding allows. Written by `python tools/accuracy.py`; the limits that `make test` holds are in
-`tests/exactness/test_accuracy.py`.
+Our errors are compared with those of torch's plain attention (matmul, softmax, matmul in the same type, no fused kernel)
+on the same inputs, and with what rounding allows. `python tools/accuracy.py` writes this page; `make test` checks the
+limits in `tests/exactness/test_accuracy.py`.
 
-- **R** is our largest error over torch's, as root mean square over {draws} draws. Below 1: ours is the more exact.
-- **kappa** is an error over what the rounding of its own sums may do to it:
-  `u (sum p|v| + sum p|v - o| scale sum|q k|)` with u = 2^-24 or 2^-53. It is the same measure for tame, huge and
-  cancelling numbers; a sum of n terms, one after another, may reach n.
-- The exact result has long double's digits for float64, float64's for float32.
+- **R** is our largest error over torch's, as root mean square over {draws} draws. Below 1, ours is more exact.
+- **kappa** is an error divided by what the rounding of its sums can cause:
+  `u (sum p|v| + sum p|v - o| scale sum|q k|)` with u = 2^-24 or 2^-53. It measures ordinary, huge and cancelling numbers
+  alike; a sum of n terms, added one after another, may reach n.
+- The exact result is computed in long double for float64, and in float64 for float32.
 
 {machine}
 
@@ -96,35 +96,35 @@ beside what rounding allows. Written by `python tools/accuracy.py`; the limits t
 
 IN_SHORT = """## In short
 
-`make test` holds R to at most 2, and sqrt(2) times that for scalar kernels, in all families but those marked * below:
-in these R says who was lucky, and is anything from 0.02 to 42. Kappa is held to 16, and sqrt(2) times that, in all.
-The first two columns are without the families marked *.
+`make test` checks that R is at most 2 (sqrt(2) times that for scalar kernels) in all families except those marked *
+below: in these, R depends on luck, and is anything from 0.02 to 42. Kappa is at most 16 (for scalar kernels sqrt(2) times
+that) in all families. The first two columns leave out the families marked *.
 
 """
 
 CLOSING = """
 ## What is behind the figures
 
-- Products of a score are summed in parts of 32, weighted values in parts of 64, these in depth blocks of 128 and key
-  blocks; the sums of the weights of all blocks, and the outputs, are joined with a second number for what rounding
-  takes away. That is where R below 1 comes from, and why kappa does not grow with the number
-  of keys.
-- For a few keys torch's matrix product uses kernels that split sums of 64 more finely than 32: there R is above 1, by
-  an amount that only such a comparison shows (kappa is at most {small_kappa:.1f}).
-- A large key that comes last suits one long sum, which is rounded at its size only once; ours is at the end of each
-  part, depth block and key block: in float64, R is up to 2 there. First or in the middle such a key is rounded with
-  every term that follows it: there R is 0.01 for 65 536 keys.
-- In the families marked * one row in hundreds has two keys whose scores nearly tie, and the rounding of these two
-  scores decides about the largest error. Either side may be lucky by a factor of forty; kappa knows how contested a row
-  is.
-- Weights below e^-86 = 4e-38 of their row's largest (float64: e^-707 = 9e-308) are 0, as in torch's fused kernels: just
-  before the numbers become subnormal, at each of which the vector units of Intel's processors stop for some hundred
-  cycles. Beside a weight of 1 no result has room for their digits. So scores that differ by 87 and more cost what
-  others do, and calls with ordinary numbers meet no subnormal one (`tests/c/flags.h`). A weight just above, times a
-  value or gradient far below 1, may be subnormal, and is kept: with scores of standard deviation 30, 128 keys, the
-  Intel Xeon of the benchmarks takes at most 1.2 times as long for numbers of size 1; with values and gradients of size
-  0.001, 1.5 times forward and 4 times backward (`make scaling`; forced to AVX2, 5 times).
-- Scalar kernels, for CPUs without AVX2, round each product before they add it, which costs a factor of sqrt(2).
+- The products of a score are summed in parts of 32, the weighted values in parts of 64, and these in depth blocks of 128
+  and key blocks. When blocks are joined, a second number keeps what the sums of weights and the outputs lose to rounding.
+  This is why R is below 1, and why kappa does not grow with the number of keys.
+- For a few keys torch's matrix product uses kernels that split sums of 64 more finely than into parts of 32: there R is
+  above 1, by an amount that only such a comparison shows (kappa is at most {small_kappa:.1f}).
+- If a large key comes last, one long sum is rounded at its size only once; ours is rounded so at the end of each part,
+  depth block and key block: in float64, R is up to 2 there. If such a key comes first or in the middle, one long sum is
+  rounded at its size with every term that follows: there R is 0.01 for 65 536 keys.
+- In the families marked *, one row in hundreds has two keys with nearly equal scores, and the rounding of these two
+  scores decides the largest error. Either side may be lucky by a factor of forty; kappa takes account of such rows.
+- Weights below e^-86 = 4e-38 of their row's largest (float64: e^-707 = 9e-308) are 0, as in torch's fused kernels. Just
+  below this limit numbers become subnormal, and each of them stops the vector units of Intel's processors for some
+  hundred cycles; beside a weight of 1, no result has room for their digits. So scores that differ by 87 or more take no
+  longer than others, and calls with ordinary numbers meet no subnormal number (`tests/c/flags.h`). A weight just above
+  the limit, times a value or gradient far below 1, may be subnormal, and is kept: with scores of standard deviation 30
+  and 128 keys, the Intel Xeon of the benchmarks takes at most 1.2 times as long for numbers of size 1; with values and
+  gradients of size 0.001, 1.5 times forward and 4 times backward (`make scaling`; forced to AVX2, 5 times).
+- Weighted values are added before the sum is divided by that of the weights: if the sum exceeds the largest number of
+  the type (3.4e38 in float32), the output is infinite, although the mean would not be.
+- Scalar kernels, for CPUs without AVX2, round each product before adding it, which costs a factor of sqrt(2).
 """
 
 
