@@ -5,6 +5,7 @@ tools/site.py lays out what is built; this file says how it looks.  Nothing of t
 
 import re
 from functools import partial
+from pathlib import Path
 
 import latex2mathml.converter
 from docutils import nodes
@@ -36,6 +37,7 @@ nitpicky = True
 suppress_warnings = ["myst.xref_missing_text"]
 
 
+PLAYGROUND = Path(__file__).resolve().parents[1] / "build" / "playground.html"
 PLAIN = re.compile(r"[*_|\\`]")
 
 
@@ -119,8 +121,17 @@ def formula(self, node, display):
     raise nodes.SkipNode
 
 
+def with_playground(app, page, template, context, doctree):
+    """The playground, which is no document, stands in the menu too, after its first page."""
+    if PLAYGROUND.exists():
+        here = context["pathto"](PLAYGROUND.name, 1)
+        item = f'<li class="toctree-l1"><a class="reference internal" href="{here}">The playground</a></li>'
+        context["furo_navigation_tree"] = context["furo_navigation_tree"].replace("</li>", f"</li>\n{item}", 1)
+
+
 def setup(app):
     inline, block = ((partial(formula, display=display), None) for display in ("inline", "block"))
     app.add_html_math_renderer("mathml", inline, block)
     app.connect("autodoc-process-signature", both_forms)
     app.connect("autodoc-process-docstring", as_text, priority=400)  # before numpydoc looks at them
+    app.connect("html-page-context", with_playground, priority=900)  # after furo has made its menu

@@ -64,6 +64,7 @@ NOT_OURS = "Module, MultiheadAttention, object, tuple, str, Signature, Generic, 
 SEARCHED = {
     "how fast": "benchmarks/README", "exact": "docs/accuracy", "how exact": "docs/accuracy",
     "see weights": "docs/seeing", "replace d2l": "docs/porting-from-d2l", "install": "docs/start",
+    "valid_lens": "docs/start", "attention weights": "docs/seeing", "gpu": "docs/colab", "playground": "docs/browser",
 }  # fmt: skip
 TAKE_ALONG = """{{download}}`This notebook as a file </files/{name}.ipynb>`, without results and with all data that it
 reads: for Jupyter, Colab or JupyterLite."""

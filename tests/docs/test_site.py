@@ -79,6 +79,16 @@ def test_all_pages_for_users_are_on_the_site_and_its_index_leads_to_them(site):
     assert body.count("<h2") >= 4 and "<img" in body
     titles = re.findall(r'class="toctree-l1[^>]*><a[^>]*>([^<]+)<', index)
     assert len(titles) == len(set(titles)) > 20
+    assert titles[0] == "Getting started"
+
+
+def test_the_playground_is_in_every_menu(site):
+    if not (site / "playground.html").is_file():
+        needs.skip_or_fail("needs build/playground.html (make playground)")
+    for path in [site / "index.html", site / "docs" / "lecture.html", site / "examples" / "notebooks" / "scoring.html"]:
+        page = path.read_text(encoding="utf-8")
+        (link,) = re.findall(r'class="toctree-l1"><a[^>]*href="([^"]*)">The playground<', page)
+        assert (path.parent / link).resolve() == site / "playground.html"
 
 
 def test_each_notebook_can_be_taken_along(site):
@@ -131,3 +141,22 @@ def test_nothing_is_cut(site, browser, width):
         browser.open((site / f"{page}.html").as_uri())
         found[page] = browser.run(CUT) + browser.run(BEYOND)
     assert found == {page: [] for page in LOOKED_AT}
+
+
+BROKEN = """
+return [...document.querySelectorAll(".highlight-text pre, .highlight-c pre")].filter((box) => {
+    box.style.whiteSpace = "pre";
+    const broken = box.scrollWidth > box.clientWidth + 1;
+    box.style.whiteSpace = "";
+    return broken;
+}).map(box => box.textContent.slice(0, 80));
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 1366, 1440, 1536, 1600, 1920])
+def test_lines_of_drawings_and_of_c_are_whole(site, browser, width):
+    browser.devtools("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    for page in ("docs/how-it-works", "CONTRIBUTING", "api/c"):
+        browser.open((site / f"{page}.html").as_uri())
+        assert browser.run("return document.querySelectorAll('.highlight-text pre, .highlight-c pre').length") > 0
+        assert browser.run(BROKEN) == [], page
