@@ -82,20 +82,15 @@ static attention_case
 attention_of(size_t D, size_t K, int additive)
 {
     const size_t variant = D * 7 + K * 3 + (size_t)additive;
-    attention_case c = {.args = {.dtype = dtype,
-                                 .batch = 2,
-                                 .heads = 2,
-                                 .kv_heads = 1 + variant % 2,
-                                 .queries = 1 + variant % 19,
-                                 .keys = K,
-                                 .head_dim = D,
-                                 .value_dim = MOST + 1 - D,
-                                 .scale = &QUARTER,
-                                 .seed = 7}};
+    attention_case c = {
+        .args = attention_sizes(dtype, 2, 2, 1 + variant % 2, 1 + variant % 19, K, D, MOST + 1 - D),
+    };
     mha_attention_args *a = &c.args;
     const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)a->value_dim, q = (ptrdiff_t)a->queries, k = (ptrdiff_t)K;
     const ptrdiff_t h = 2, kv = (ptrdiff_t)a->kv_heads;
 
+    a->scale = &QUARTER;
+    a->seed = 7;
     c.n_rows = 4 * a->queries;
     c.n_q = c.n_rows * D;
     c.n_k = 2 * a->kv_heads * K * D;
@@ -204,22 +199,13 @@ layer_of(size_t D, size_t K, int is_additive, int hides)
     const void *k = numbers(dtype, batch * K * key_size), *v = numbers(dtype, batch * K * value_size);
     layer_case c = {.n_queries = batch * Q, .n_keys = batch * (hides ? 2 * K : K)};
 
-    c.args = (mha_layer_args){
-        .dtype = dtype,
-        .batch = batch,
-        .queries = Q,
-        .keys = c.n_keys / batch,
-        .num_heads = is_additive ? 1 : 2,
-        .query_size = D,
-        .key_size = key_size,
-        .value_size = value_size,
-        .query_rows = {numbers(dtype, c.n_queries * D), (ptrdiff_t)(Q * D), 0, (ptrdiff_t)D},
-        .key_rows = {rows_before(k, hidden * key_size), (ptrdiff_t)(K * key_size), 0, (ptrdiff_t)key_size},
-        .value_rows = {rows_before(v, hidden * value_size), (ptrdiff_t)(K * value_size), 0, (ptrdiff_t)value_size},
-        .W_q = projection(hiddens, D, &c.grads.weight[0]),
-        .W_k = projection(hiddens, key_size, &c.grads.weight[1]),
-        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0},
-    };
+    c.args =
+        layer_sizes(dtype, batch, Q, c.n_keys / batch, is_additive ? 1 : 2, (const size_t[]){D, key_size, value_size});
+    c.args.query_rows.data = numbers(dtype, c.n_queries * D);
+    c.args.key_rows.data = rows_before(k, hidden * key_size);
+    c.args.value_rows.data = rows_before(v, hidden * value_size);
+    c.args.W_q = projection(hiddens, D, &c.grads.weight[0]);
+    c.args.W_k = projection(hiddens, key_size, &c.grads.weight[1]);
     if (is_additive) {
         c.args.additive_weights = numbers(dtype, hiddens);
         c.grads.grad_additive_weights = room(dtype, hiddens);
@@ -242,6 +228,24 @@ layer_of(size_t D, size_t K, int is_additive, int hides)
     }
     place_layer_results(&c, hiddens);
     return c;
+}
+
+/* --- One of each, alone in its memory: refused only for what a test changes --------------------- */
+
+static inline attention_case
+good_attention(int additive)
+{
+    guarded_reset(1);
+    random_state = 1;
+    return attention_of(8, 12, additive);
+}
+
+static inline layer_case
+good_layer(int additive)
+{
+    guarded_reset(1);
+    random_state = 2;
+    return layer_of(9, 12, additive, 0);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * check.h: what the test programs share: checks and their count, numbers of both types, and the instruction sets that
- * a program goes through.
+ * check.h: what the test programs share: checks and their count, the instruction sets that a program goes through,
+ * numbers of both types, and calls by their sizes.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #ifndef CHECK_H
@@ -67,7 +67,7 @@ select_from(mha_isa isa)
 
 #define FOR_EACH_ISA(isa) for (mha_isa isa = select_from(FIRST_ISA); isa < MHA_N_ISAS; isa = select_from(isa + 1))
 
-/* --- Numbers and calls of both types ------------------------------------------------------------- */
+/* --- Numbers of both types ------------------------------------------------------------------------ */
 
 static inline size_t
 size_of(mha_dtype dtype)
@@ -91,25 +91,32 @@ set(mha_dtype dtype, void *x, size_t i, double value)
     }
 }
 
+/* --- Calls by their sizes --------------------------------------------------------------------- */
+
+/* Attention of these sizes, as zeros have it: no operands, no masks, the usual scale. */
+static inline mha_attention_args
+attention_sizes(mha_dtype dtype, size_t batch, size_t heads, size_t kv_heads, size_t queries, size_t keys,
+                size_t head_dim, size_t value_dim)
+{
+    return (mha_attention_args){.dtype = dtype,
+                                .batch = batch,
+                                .heads = heads,
+                                .kv_heads = kv_heads,
+                                .queries = queries,
+                                .keys = keys,
+                                .head_dim = head_dim,
+                                .value_dim = value_dim};
+}
+
 /* Dense attention of one head; place() gives it operands. */
 static inline mha_attention_args
 one_head(mha_dtype dtype, size_t queries, size_t keys, size_t head_dim, size_t value_dim)
 {
-    const ptrdiff_t d = (ptrdiff_t)head_dim, v = (ptrdiff_t)value_dim;
+    mha_attention_args a = attention_sizes(dtype, 1, 1, 1, queries, keys, head_dim, value_dim);
 
-    return (mha_attention_args){.dtype = dtype,
-                                .batch = 1,
-                                .heads = 1,
-                                .kv_heads = 1,
-                                .queries = queries,
-                                .keys = keys,
-                                .head_dim = head_dim,
-                                .value_dim = value_dim,
-                                .q = {.row_stride = d},
-                                .k = {.row_stride = d},
-                                .v = {.row_stride = v},
-                                .out = {.row_stride = v},
-                                .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+    a.q.row_stride = a.k.row_stride = (ptrdiff_t)head_dim;
+    a.v.row_stride = a.out.row_stride = (ptrdiff_t)value_dim;
+    return a;
 }
 
 static inline void
@@ -119,6 +126,65 @@ place(mha_attention_args *a, const void *q, const void *k, const void *v, void *
     a->k.data = k;
     a->v.data = v;
     a->out.data = out;
+}
+
+/* A layer of these sizes, without projections; its inputs lie dense. */
+static inline mha_layer_args
+layer_sizes(mha_dtype dtype, size_t batch, size_t queries, size_t keys, size_t num_heads, const size_t input_sizes[3])
+{
+    const ptrdiff_t sizes[3] = {(ptrdiff_t)input_sizes[0], (ptrdiff_t)input_sizes[1], (ptrdiff_t)input_sizes[2]};
+
+    return (mha_layer_args){.dtype = dtype,
+                            .batch = batch,
+                            .queries = queries,
+                            .keys = keys,
+                            .num_heads = num_heads,
+                            .query_size = input_sizes[0],
+                            .key_size = input_sizes[1],
+                            .value_size = input_sizes[2],
+                            .query_rows = {NULL, (ptrdiff_t)queries * sizes[0], 0, sizes[0]},
+                            .key_rows = {NULL, (ptrdiff_t)keys * sizes[1], 0, sizes[1]},
+                            .value_rows = {NULL, (ptrdiff_t)keys * sizes[2], 0, sizes[2]}};
+}
+
+/* Gradients of a projection; read: x, weight, grad_y; written: of x, weight, bias. */
+static inline mha_linear_grads
+linear_grads(mha_dtype dtype, size_t rows, size_t out_features, size_t in_features, const void *const read[3],
+             size_t x_row_stride, size_t grad_y_row_stride, void *const written[3])
+{
+    return (mha_linear_grads){.dtype = dtype,
+                              .rows = rows,
+                              .out_features = out_features,
+                              .in_features = in_features,
+                              .x = read[0],
+                              .weight = read[1],
+                              .grad_y = read[2],
+                              .x_row_stride = (ptrdiff_t)x_row_stride,
+                              .grad_y_row_stride = (ptrdiff_t)grad_y_row_stride,
+                              .grad_x = written[0],
+                              .grad_weight = written[1],
+                              .grad_bias = written[2]};
+}
+
+/* `rows` dense rows of each item for a cache; before and counts: one number for each item. */
+static inline mha_append
+append_of(mha_dtype dtype, const mha_linear *linear, size_t batch, size_t rows, const void *x, void *cache, size_t room,
+          const int64_t *before, const int64_t *counts)
+{
+    const ptrdiff_t in = (ptrdiff_t)linear->in_features;
+
+    return (mha_append){.dtype = dtype,
+                        .linear = *linear,
+                        .batch = batch,
+                        .rows = rows,
+                        .in_features = linear->in_features,
+                        .x = {x, (ptrdiff_t)rows * in, 0, in},
+                        .cache = cache,
+                        .room = room,
+                        .before = before,
+                        .counts = counts,
+                        .before_step = 1,
+                        .counts_step = 1};
 }
 
 #endif

@@ -190,16 +190,9 @@ draw_call(mha_dtype dtype, size_t most)
     const size_t groups = 1 + below(2), kv_heads = 1 + below(3);
     const int side_by_side = (int)below(2), additive = below(3) == 0;
 
-    *args = (mha_attention_args){.dtype = dtype,
-                                 .batch = 1 + below(3),
-                                 .heads = groups * kv_heads,
-                                 .kv_heads = kv_heads,
-                                 .queries = draw_size(most / 4),
-                                 .keys = draw_size(most),
-                                 .head_dim = draw_size(80),
-                                 .value_dim = draw_size(80)};
-    const size_t B = args->batch, H = args->heads, Q = args->queries, K = args->keys;
-    const size_t D = args->head_dim, Dv = args->value_dim;
+    const size_t B = 1 + below(3), H = groups * kv_heads, Q = draw_size(most / 4), K = draw_size(most);
+    const size_t D = draw_size(80), Dv = draw_size(80);
+    *args = attention_sizes(dtype, B, H, kv_heads, Q, K, D, Dv);
     call.q = numbers(dtype, B * H * Q * D, 1.0);
     call.k = numbers(dtype, B * kv_heads * K * D, 1.0);
     call.v = numbers(dtype, B * kv_heads * K * Dv, 1.0);

@@ -16,14 +16,6 @@
 
 /* --- Attention ------------------------------------------------------------------------------------- */
 
-static attention_case
-good_attention(void)
-{
-    guarded_reset(1);
-    random_state = 1;
-    return attention_of(8, 12, 0);
-}
-
 static void
 attention_refused(attention_case *c, mha_status status, const char *what)
 {
@@ -39,7 +31,7 @@ attention_refused(attention_case *c, mha_status status, const char *what)
 /* A good call with some fields of its arguments `a` changed. */
 #define REFUSED(status, ...) \
     do { \
-        attention_case c = good_attention(); \
+        attention_case c = good_attention(0); \
         mha_attention_args *a = &c.args; \
         __VA_ARGS__; \
         attention_refused(&c, status, #__VA_ARGS__); \
@@ -49,7 +41,7 @@ static void
 check_attention_arguments(void)
 {
     int64_t lens[8] = {0};
-    attention_case c = good_attention();
+    attention_case c = good_attention(0);
 
     CHECK(mha_attention_forward(&c.args) == MHA_OK && mha_attention_backward(&c.args, &c.grads) == MHA_OK, "as it is");
     REFUSED(MHA_ERR_ARG, a->dtype = NO_DTYPE);
@@ -67,16 +59,16 @@ check_attention_arguments(void)
     REFUSED(MHA_ERR_ARG, a->first_head = MHA_LAST_PLACE + 1);
     REFUSED(MHA_ERR_ARG, a->visible.first_query = MHA_LAST_PLACE + 1);
     REFUSED(MHA_ERR_ARG, a->visible.first_key = MHA_LAST_PLACE + 1);
-    c = good_attention();
+    c = good_attention(0);
     c.args.visible.causal = MHA_CAUSAL_TOP_LEFT;
     c.args.first_item = c.args.first_head = c.args.visible.first_query = c.args.visible.first_key = MHA_LAST_PLACE;
     CHECK(mha_attention_forward(&c.args) == MHA_OK, "a part in the last place");
     /* Without either of these two there is nothing to rebuild weights from, or to put them into. */
-    c = good_attention();
+    c = good_attention(0);
     c.args.row_max = c.args.row_sum = NULL;
     CHECK(mha_attention_weights(&c.args) == MHA_ERR_ARG, "weights without statistics");
     CHECK(mha_attention_backward(&c.args, &c.grads) == MHA_ERR_ARG, "backward without statistics");
-    c = good_attention();
+    c = good_attention(0);
     c.args.weights = NULL;
     CHECK(mha_attention_weights(&c.args) == MHA_ERR_ARG, "weights into nothing");
 }
@@ -137,17 +129,10 @@ check_linear_append(void)
     const void *weight;
 
     guarded_reset(1);
-    const mha_append good = {.dtype = dtype,
-                             .linear = projection(OUT, IN, &weight),
-                             .batch = BATCH,
-                             .rows = ROWS,
-                             .in_features = IN,
-                             .x = {numbers(dtype, BATCH * ROWS * IN), ROWS * IN, 0, IN},
-                             .cache = room(dtype, BATCH * ROOM * OUT),
-                             .room = ROOM,
-                             .before = before,
-                             .counts = &all,
-                             .before_step = 1};
+    const mha_linear linear = projection(OUT, IN, &weight);
+    mha_append good = append_of(dtype, &linear, BATCH, ROWS, numbers(dtype, BATCH * ROWS * IN),
+                                room(dtype, BATCH * ROOM * OUT), ROOM, before, &all);
+    good.counts_step = 0;
     const uint64_t untouched = hash_operands();
     mha_append bad = good;
 
@@ -168,18 +153,9 @@ check_linear_backward(void)
 {
     enum { OUT = 5, IN = 7, ROWS = 3 };
     guarded_reset(1);
-    const mha_linear_grads good = {.dtype = dtype,
-                                   .rows = ROWS,
-                                   .out_features = OUT,
-                                   .in_features = IN,
-                                   .x = numbers(dtype, ROWS * IN),
-                                   .weight = numbers(dtype, OUT * IN),
-                                   .grad_y = numbers(dtype, ROWS * OUT),
-                                   .x_row_stride = IN,
-                                   .grad_y_row_stride = OUT,
-                                   .grad_x = room(dtype, ROWS * IN),
-                                   .grad_weight = room(dtype, OUT * IN),
-                                   .grad_bias = room(dtype, OUT)};
+    const void *const read[] = {numbers(dtype, ROWS * IN), numbers(dtype, OUT * IN), numbers(dtype, ROWS * OUT)};
+    void *const result[] = {room(dtype, ROWS * IN), room(dtype, OUT * IN), room(dtype, OUT)};
+    const mha_linear_grads good = linear_grads(dtype, ROWS, OUT, IN, read, IN, OUT, result);
     const uint64_t before = hash_operands();
     mha_linear_grads bad[4] = {good, good, good, good}, nothing = good;
 
@@ -195,7 +171,6 @@ check_linear_backward(void)
     CHECK(mha_linear_backward(&good) == MHA_OK, "linear backward");
     const uint64_t all = hash_operands();
     for (int i = 0; i < 3; i++) { /* all but one: that one keeps what it has, the others come out the same */
-        void *const result[3] = {good.grad_x, good.grad_weight, good.grad_bias};
         mha_linear_grads some = good;
         void **const wanted[3] = {&some.grad_x, &some.grad_weight, &some.grad_bias};
         *wanted[i] = NULL;
@@ -207,16 +182,6 @@ check_linear_backward(void)
 }
 
 /* --- Layers ---------------------------------------------------------------------------------------------- */
-
-static layer_case
-good_layer(int is_additive)
-{
-    guarded_reset(1);
-    random_state = 2;
-    layer_case c = layer_of(9, 12, is_additive, 0);
-    c.args.empty_rows = MHA_EMPTY_ZERO;
-    return c;
-}
 
 static void
 layer_refused(layer_case *c, mha_status status, const char *what)

@@ -9,6 +9,7 @@
  * no call may take notice.  Also: results do not depend on the number of threads, and
  * when the n-th allocation fails, for every n, the call says so and leaves its outputs alone.
  */
+#include "asked.h"
 #include "drawn.h"
 #include "flags.h"
 #include "textbook.h"
@@ -144,18 +145,6 @@ test_linear(mha_dtype dtype, size_t draw)
 
 /* --- Failing memory ------------------------------------------------------------------------------ */
 
-static size_t allocations_left;
-
-static void *
-failing_alloc(size_t n_bytes)
-{
-    if (allocations_left == 0) {
-        return NULL;
-    }
-    allocations_left--;
-    return malloc(n_bytes);
-}
-
 static void
 test_failing_memory(mha_dtype dtype, size_t draw)
 {
@@ -163,9 +152,11 @@ test_failing_memory(mha_dtype dtype, size_t draw)
     attention_call call = draw_call(dtype, 520);
     const size_t n_bytes = call.n_out * size_of(dtype);
     void *before = copy_of(call.out, n_bytes);
-    mha_set_allocator(failing_alloc, free);
+    mha_set_allocator(counting_alloc, counting_free);
     for (size_t n = 0;; n++) {
-        allocations_left = n;
+        forget_asked();
+        asked.fail_at = n;
+        asked.for_ever = 1;
         const mha_status status = mha_attention_forward(&call.args);
         if (status == MHA_OK) {
             break;

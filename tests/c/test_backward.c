@@ -87,19 +87,9 @@ test_linear(mha_dtype dtype, size_t draw)
     void *grad_y = numbers(dtype, rows * (outputs + gap), 1.0);
     void *grad_x = numbers(dtype, rows * inputs, 1.0), *grad_weight = numbers(dtype, outputs * inputs, 1.0);
     void *grad_bias = numbers(dtype, outputs, 1.0);
-    const mha_linear_grads grads = {dtype,
-                                    rows,
-                                    outputs,
-                                    inputs,
-                                    x,
-                                    weight,
-                                    grad_y,
-                                    (ptrdiff_t)(inputs + gap),
-                                    (ptrdiff_t)(outputs + gap),
-                                    grad_x,
-                                    grad_weight,
-                                    grad_bias,
-                                    0};
+    const mha_linear_grads grads =
+        linear_grads(dtype, rows, outputs, inputs, (const void *[]){x, weight, grad_y}, inputs + gap, outputs + gap,
+                     (void *[]){grad_x, grad_weight, grad_bias});
     /* n products of numbers below 1, each rounded: as in test_attention.c. */
     const double unit = dtype == MHA_F64 ? DBL_EPSILON : FLT_EPSILON;
     const double tolerance = 4 * unit * (2 + (double)(rows + outputs));
@@ -178,16 +168,7 @@ test_parts(mha_dtype dtype, int additive, size_t heads)
     static const int64_t lens[ITEMS] = {KEYS, 1, 511, 512, 513, 1024, 0, 900, KEYS};
     const size_t item = size_of(dtype), n_keys = ITEMS * KEYS * DIM;
     const size_t n[N_OF_PARTS] = {ITEMS * heads * ROWS * DIM, n_keys, n_keys};
-    parts_call c = {.args = {.dtype = dtype,
-                             .heads = heads,
-                             .kv_heads = 1,
-                             .queries = ROWS,
-                             .keys = KEYS,
-                             .head_dim = DIM,
-                             .value_dim = DIM,
-                             .scale = &(const double){0.5},
-                             .empty_rows = MHA_EMPTY_UNIFORM,
-                             .visible = {lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}}};
+    parts_call c = {.args = attention_sizes(dtype, 0, heads, 1, ROWS, KEYS, DIM, DIM)};
     void *w = numbers(dtype, DIM, 1.0), *alone[N_OF_PARTS];
 
     for (int i = 0; i < 4; i++) {
@@ -198,6 +179,9 @@ test_parts(mha_dtype dtype, int additive, size_t heads)
         c.stats[i] = numbers(dtype, n[0], 1.0);
         alone[i] = numbers(dtype, n[i], 1.0);
     }
+    c.args.scale = &(const double){0.5};
+    c.args.empty_rows = MHA_EMPTY_UNIFORM;
+    c.args.visible = (mha_visibility){.valid_lens = lens, .lens_per_batch = 1};
     c.args.additive_weights = additive ? w : NULL;
     run_items(&c, 0, ITEMS, c.results);
     for (size_t first = 0; first < ITEMS; first++) {

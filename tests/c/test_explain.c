@@ -6,6 +6,7 @@
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #define _GNU_SOURCE
+#include "asked.h"
 #include "cases.h"
 #include "mha_explain.h"
 #include "runtime/common.h"
@@ -14,26 +15,14 @@
 
 /* --- The memory of a call -------------------------------------------------------------------------- */
 
-static struct {
-    size_t n_calls, n_bytes;
-} asked; /* of the allocator, since it was cleared */
-
-static void *
-noting_alloc(size_t n_bytes)
-{
-    asked.n_calls++;
-    asked.n_bytes += n_bytes;
-    return malloc(n_bytes);
-}
-
 static size_t
 bytes_of_call(mha_status status, const char *what)
 {
     const size_t n_bytes = asked.n_bytes - MHA_ALIGN; /* which scratch.c adds to reach an aligned address */
 
     CHECK(status == MHA_OK && asked.n_calls == 1, "%s, %s: status %d, %zu allocations", what, guard.doing, (int)status,
-          asked.n_calls);
-    asked.n_calls = asked.n_bytes = 0;
+          (size_t)asked.n_calls);
+    forget_asked();
     return n_bytes;
 }
 
@@ -49,7 +38,7 @@ check_attention(size_t D, size_t K, int additive, int wishes)
     args->row_sum = wishes & 2 ? args->row_sum : NULL;
     args->lse = wishes & 4 ? args->lse : NULL;
     CHECK(mha_attention_explain(args, &facts) == MHA_OK, "explain, %s", guard.doing);
-    asked.n_calls = asked.n_bytes = 0;
+    forget_asked();
     const size_t n_bytes = bytes_of_call(mha_attention_forward(args), "forward"), block = facts.key_block;
     CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
     CHECK(strcmp(facts.kernels.isa, mha_isa_name(mha_isa_active())) == 0, "%s: isa", guard.doing);
@@ -67,7 +56,7 @@ check_layer(size_t D, size_t K, int additive)
     c.args.context = D % 3 == 0 ? NULL : c.args.context;
     c.args.q_projected = K % 3 == 0 ? NULL : c.args.q_projected;
     CHECK(mha_layer_explain(&c.args, &facts) == MHA_OK, "explain, %s", guard.doing);
-    asked.n_calls = asked.n_bytes = 0;
+    forget_asked();
     const size_t n_bytes = bytes_of_call(mha_layer_forward(&c.args), "layer");
     CHECK(n_bytes == facts.scratch_bytes, "%s: %zu bytes, %zu explained", guard.doing, n_bytes, facts.scratch_bytes);
     CHECK(facts.attention.scratch_bytes == n_bytes, "%s: bytes of attention", guard.doing);
@@ -83,21 +72,10 @@ check_layer(size_t D, size_t K, int additive)
 static mha_attention_facts
 explain_sizes(size_t heads, size_t queries, size_t keys, mha_status status)
 {
-    const mha_attention_args args = {
-        .dtype = MHA_F32,
-        .batch = 1,
-        .heads = heads,
-        .kv_heads = heads,
-        .queries = queries,
-        .keys = keys,
-        .head_dim = 64,
-        .value_dim = 64,
-        .scale = &(const double){1},
-        .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
-    };
-
+    mha_attention_args args = attention_sizes(MHA_F32, 1, heads, heads, queries, keys, 64, 64);
     mha_attention_facts facts = {0};
 
+    args.scale = &(const double){1};
     CHECK(mha_attention_explain(&args, &facts) == status, "explain %zu, %zu, %zu", heads, queries, keys);
     return facts;
 }
@@ -168,7 +146,7 @@ main(int argc, char **argv)
     const size_t n_sizes = is_quick(argc, argv) ? 20 : 200;
 
     guarded_start();
-    mha_set_allocator(noting_alloc, free);
+    mha_set_allocator(counting_alloc, counting_free);
     FOR_EACH_ISA (isa) {
         for (size_t i = 0; i < n_sizes; i++) {
             const size_t D = 1 + i * 37 % MOST, K = 1 + i * 53 % MOST;

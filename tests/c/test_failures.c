@@ -15,34 +15,9 @@
 #include <pthread.h>
 #endif
 
+#include "asked.h"
 #include "cases.h"
 #include "mha_explain.h"
-
-/* --- An allocator that fails on demand -------------------------------------------------------------- */
-
-static struct {
-    size_t n_calls, n_live, fail_at;
-    int for_ever;
-} memory;
-
-static void *
-failing_alloc(size_t n_bytes)
-{
-    const size_t call = memory.n_calls++;
-
-    if (call == memory.fail_at || (memory.for_ever && call > memory.fail_at)) {
-        return NULL;
-    }
-    memory.n_live++;
-    return malloc(n_bytes);
-}
-
-static void
-failing_free(void *block)
-{
-    memory.n_live--;
-    free(block);
-}
 
 /* --- Operations --------------------------------------------------------------------------------------- */
 
@@ -153,29 +128,26 @@ check_failing_memory(size_t number)
     const char *name = operations[number].name;
     mha_status (*const run)(void) = operations[number].run;
 
-    memory.n_calls = memory.n_live = 0;
-    memory.fail_at = SIZE_MAX;
-    memory.for_ever = 0;
+    forget_asked();
     CHECK(operations[number].before == NULL || operations[number].before() == MHA_OK, "%s before %s", name,
           guard.doing);
     save_operands();
-    memory.n_calls = 0;
+    forget_asked();
     CHECK(run() == MHA_OK, "%s, %s", name, guard.doing);
     const uint64_t expected = hash_operands();
-    const size_t n_allocations = memory.n_calls;
+    const size_t n_allocations = asked.n_calls;
     CHECK(n_allocations > 0 && n_allocations < 10, "%s asks for memory %zu times", name, n_allocations);
     for (size_t n = 0; n < 2 * n_allocations; n++) {
         restore_operands();
-        memory.n_calls = 0;
-        memory.fail_at = n / 2;
-        memory.for_ever = (int)(n % 2);
+        forget_asked();
+        asked.fail_at = n / 2;
+        asked.for_ever = (int)(n % 2);
         CHECK(run() == MHA_ERR_NOMEM, "%s, %s: allocation %zu fails unnoticed", name, guard.doing, n / 2);
         CHECK(operands_are_as_saved(), "%s, %s: allocation %zu fails, operands were touched", name, guard.doing, n / 2);
-        CHECK(memory.n_live == 0, "%s, %s: allocation %zu fails, memory is lost", name, guard.doing, n / 2);
-        memory.fail_at = SIZE_MAX;
-        memory.for_ever = 0;
+        CHECK(asked.n_live == 0, "%s, %s: allocation %zu fails, memory is lost", name, guard.doing, n / 2);
+        forget_asked();
         CHECK(run() == MHA_OK && hash_operands() == expected, "%s, %s: the next call is wrong", name, guard.doing);
-        CHECK(memory.n_live == 0, "%s, %s: memory is lost", name, guard.doing);
+        CHECK(asked.n_live == 0, "%s, %s: memory is lost", name, guard.doing);
     }
 }
 
@@ -243,8 +215,7 @@ main(int argc, char **argv)
     const size_t n_sizes = is_quick(argc, argv) ? 4 : 24;
 
     guarded_start();
-    mha_set_allocator(failing_alloc, failing_free);
-    memory.fail_at = SIZE_MAX;
+    mha_set_allocator(counting_alloc, counting_free);
 #if !defined(_WIN32) && !defined(MHA_NO_THREADS) /* the linker puts our pthread_create in the place of theirs */
     /* Limits rise, since workers once started stay. */
     check_failing_threads(65, (const int[]){0, 1, -1}, 3);

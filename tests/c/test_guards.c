@@ -60,35 +60,29 @@ hidden_keys(size_t D, size_t K)
     const size_t Q = 1 + (D + K) % (K < 7 ? K : 7), Dv = MOST + 1 - D, hidden = guard.at_end ? 0 : K;
     const ptrdiff_t d = (ptrdiff_t)D, dv = (ptrdiff_t)Dv;
     const void *k = numbers(dtype, K * 2 * D), *v = numbers(dtype, K * 2 * Dv);
-    attention_case c = {.args = {.dtype = dtype,
-                                 .batch = 1,
-                                 .heads = 2,
-                                 .kv_heads = 2,
-                                 .queries = Q,
-                                 .keys = 2 * K,
-                                 .head_dim = D,
-                                 .value_dim = Dv,
-                                 .scale = &QUARTER,
-                                 .row_max = room(dtype, 2 * Q),
-                                 .row_sum = room(dtype, 2 * Q),
-                                 .weights = room(dtype, 2 * Q * 2 * K),
-                                 .lse = room(dtype, 2 * Q),
-                                 .q = {numbers(dtype, Q * 2 * D), 0, d, 2 * d},
-                                 .k = {rows_before(k, hidden * 2 * D), 0, d, 2 * d},
-                                 .v = {rows_before(v, hidden * 2 * Dv), 0, dv, 2 * dv},
-                                 .out = {room(dtype, Q * 2 * Dv), 0, dv, 2 * dv}},
+    attention_case c = {.args = attention_sizes(dtype, 1, 2, 2, Q, 2 * K, D, Dv),
                         .n_q = Q * 2 * D,
                         .n_k = 2 * K * 2 * D,
                         .n_v = 2 * K * 2 * Dv,
                         .n_out = Q * 2 * Dv,
                         .n_scores = 2 * Q * 2 * K,
                         .n_rows = 2 * Q};
+    mha_attention_args *a = &c.args;
 
+    a->scale = &QUARTER;
+    a->row_max = room(dtype, c.n_rows);
+    a->row_sum = room(dtype, c.n_rows);
+    a->weights = room(dtype, c.n_scores);
+    a->lse = room(dtype, c.n_rows);
+    a->q = (mha_operand){numbers(dtype, c.n_q), 0, d, 2 * d};
+    a->k = (mha_operand){rows_before(k, hidden * 2 * D), 0, d, 2 * d};
+    a->v = (mha_operand){rows_before(v, hidden * 2 * Dv), 0, dv, 2 * dv};
+    a->out = (mha_result){room(dtype, c.n_out), 0, dv, 2 * dv};
     if ((D + K) % 3 == 0) {
-        c.args.additive_weights = numbers(dtype, D);
+        a->additive_weights = numbers(dtype, D);
     }
-    hide_keys(&c.args.visible, Q, K);
-    c.grads = (mha_attention_grads){.out = {c.args.out.data, 0, dv, 2 * dv},
+    hide_keys(&a->visible, Q, K);
+    c.grads = (mha_attention_grads){.out = {a->out.data, 0, dv, 2 * dv},
                                     .grad_out = {numbers(dtype, c.n_out), 0, dv, 2 * dv},
                                     .grad_q = {room(dtype, c.n_q), 0, d, 2 * d},
                                     .grad_k = {room(dtype, c.n_k), 0, d, 2 * d},
@@ -105,20 +99,8 @@ check_append(const mha_linear *linear, size_t rows, const void *x, const char *y
 {
     const size_t each = rows / 2, n = linear->out_features, bytes = n * size_of(dtype);
     const int64_t before[] = {1, 2}, counts[] = {(int64_t)each, (int64_t)each - 1};
-    const ptrdiff_t d = (ptrdiff_t)linear->in_features;
     char *cache = room(dtype, 2 * (each + 1) * n);
-    const mha_append append = {.dtype = dtype,
-                               .linear = *linear,
-                               .batch = 2,
-                               .rows = each,
-                               .in_features = linear->in_features,
-                               .x = {x, (ptrdiff_t)each * d, 0, d},
-                               .cache = cache,
-                               .room = each + 1,
-                               .before = before,
-                               .counts = counts,
-                               .before_step = 1,
-                               .counts_step = 1};
+    const mha_append append = append_of(dtype, linear, 2, each, x, cache, each + 1, before, counts);
 
     if (each == 0) {
         return;
@@ -145,19 +127,9 @@ linear(size_t D, size_t K)
     CHECK(mha_linear_forward(dtype, &in_rows, rows, x, d, again, k) == MHA_OK, "%s: in rows", guard.doing);
     CHECK(memcmp(y, again, rows * K * size_of(dtype)) == 0, "%s: other bits from a weight in rows", guard.doing);
     check_append(&in_rows, rows, x, y);
-    const mha_linear_grads grads = {dtype,
-                                    rows,
-                                    K,
-                                    D,
-                                    x,
-                                    weight,
-                                    numbers(dtype, rows * K),
-                                    d,
-                                    k,
-                                    room(dtype, rows * D),
-                                    room(dtype, K * D),
-                                    room(dtype, K),
-                                    0};
+    void *const results[] = {room(dtype, rows * D), room(dtype, K * D), room(dtype, K)};
+    const mha_linear_grads grads =
+        linear_grads(dtype, rows, K, D, (const void *[]){x, weight, numbers(dtype, rows * K)}, D, K, results);
     CHECK(mha_linear_backward(&grads) == MHA_OK, "%s: backward", guard.doing);
     uint64_t hash = hash_bits(0, dtype, y, rows * K);
     hash = hash_bits(hash, dtype, grads.grad_x, rows * D);

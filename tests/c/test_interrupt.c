@@ -13,29 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "asked.h"
 #include "callers.h"
 #include "check.h"
 #include "mha.h"
 
 enum { D = 64, FEW = 200 };
-
-/* --- An allocator that counts ----------------------------------------------------------------------- */
-
-static size_t n_live;
-
-static void *
-counted_alloc(size_t n_bytes)
-{
-    __atomic_fetch_add(&n_live, 1, __ATOMIC_RELAXED);
-    return malloc(n_bytes);
-}
-
-static void
-counted_free(void *block)
-{
-    __atomic_fetch_sub(&n_live, 1, __ATOMIC_RELAXED);
-    free(block);
-}
 
 /* --- Calls: of so many rows that they take longer than it takes to be asked ---------------------------------- */
 
@@ -118,7 +101,7 @@ check_interrupted(const char *name, mha_status status, const watcher *w)
 {
     CHECK(status == MHA_ERR_INTERRUPTED, "%s: %s", name, mha_status_text(status));
     CHECK(w->n_asked == w->yes_at, "%s: asked %d times", name, w->n_asked);
-    CHECK(n_live == 0, "%s: %zu blocks are left", name, n_live);
+    CHECK(asked.n_live == 0, "%s: %zu blocks are left", name, (size_t)asked.n_live);
     mha_interrupt_watch(NULL, NULL);
     check_small(name);
 }
@@ -262,7 +245,7 @@ check_weight_gradient(size_t in_features, size_t out_features, int with_weight)
 int
 main(void)
 {
-    mha_set_allocator(counted_alloc, counted_free);
+    mha_set_allocator(counting_alloc, counting_free);
     small = call_of(FEW);
     mha_threads_set(1);
     CHECK(mha_attention_forward(&small.args) == MHA_OK, "the first call");

@@ -67,18 +67,9 @@ check_projection(size_t rows, size_t outs, size_t ins)
     CHECK(mha_linear_forward(dtype, &linear, rows, x.data, (ptrdiff_t)x.stride, y, (ptrdiff_t)outs) == MHA_OK,
           "forward");
     check_product("y", y, rows, outs, ins, x.whole, ins, 1, weight.whole, 1, ins, bias.whole);
-    const mha_linear_grads grads = {.dtype = dtype,
-                                    .rows = rows,
-                                    .out_features = outs,
-                                    .in_features = ins,
-                                    .x = x.data,
-                                    .weight = weight.data,
-                                    .grad_y = grad_y.data,
-                                    .x_row_stride = (ptrdiff_t)x.stride,
-                                    .grad_y_row_stride = (ptrdiff_t)grad_y.stride,
-                                    .grad_x = grad_x,
-                                    .grad_weight = grad_weight,
-                                    .grad_bias = grad_bias};
+    const mha_linear_grads grads =
+        linear_grads(dtype, rows, outs, ins, (const void *[]){x.data, weight.data, grad_y.data}, x.stride,
+                     grad_y.stride, (void *[]){grad_x, grad_weight, grad_bias});
     CHECK(mha_linear_backward(&grads) == MHA_OK, "backward");
     for (size_t i = 0; i < rows; i++) {
         ones[i] = 1;
@@ -129,18 +120,8 @@ check_bits_of_scalar(size_t rows, size_t outs, size_t ins)
         for (int i = 0; i < 4; i++) {
             found[k][i] = allocate(sizes[i] * size_of(dtype));
         }
-        const mha_linear_grads grads = {.dtype = dtype,
-                                        .rows = rows,
-                                        .out_features = outs,
-                                        .in_features = ins,
-                                        .x = x,
-                                        .weight = weight,
-                                        .grad_y = grad_y,
-                                        .x_row_stride = (ptrdiff_t)ins,
-                                        .grad_y_row_stride = (ptrdiff_t)outs,
-                                        .grad_x = found[k][1],
-                                        .grad_weight = found[k][2],
-                                        .grad_bias = found[k][3]};
+        const mha_linear_grads grads =
+            linear_grads(dtype, rows, outs, ins, (const void *[]){x, weight, grad_y}, ins, outs, &found[k][1]);
         CHECK(mha_linear_forward(dtype, &linear, rows, x, (ptrdiff_t)ins, found[k][0], (ptrdiff_t)outs) == MHA_OK, "y");
         CHECK(mha_linear_backward(&grads) == MHA_OK, "backward");
     }

@@ -6,6 +6,7 @@
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #define _GNU_SOURCE
+#include "asked.h"
 #include "cases.h"
 #include "mha_explain.h"
 
@@ -14,22 +15,6 @@
 #include <time.h>
 
 #define HUGE_COUNT ((size_t)1 << 40) /* of rows without numbers: to walk over them would take minutes */
-
-static attention_case
-good_attention(int additive)
-{
-    guarded_reset(1);
-    random_state = 1;
-    return attention_of(8, 12, additive);
-}
-
-static layer_case
-good_layer(int additive)
-{
-    guarded_reset(1);
-    random_state = 2;
-    return layer_of(9, 12, additive, 0);
-}
 
 #define REFUSES(call, status, what) \
     do { \
@@ -130,16 +115,7 @@ check_other_operands(void)
     void *y = room(dtype, ROOM * OUT);
     REFUSES(mha_linear_forward(dtype, &linear, ROWS, NULL, IN, y, OUT), MHA_ERR_ARG, "linear without x");
     REFUSES(mha_linear_forward(dtype, &linear, ROWS, x, IN, NULL, OUT), MHA_ERR_ARG, "linear without y");
-    const mha_append good = {.dtype = dtype,
-                             .linear = linear,
-                             .batch = 1,
-                             .rows = ROWS,
-                             .in_features = IN,
-                             .x = {x, 0, 0, IN},
-                             .cache = y,
-                             .room = ROOM,
-                             .before = &before,
-                             .counts = &counts};
+    const mha_append good = append_of(dtype, &linear, 1, ROWS, x, y, ROOM, &before, &counts);
     for (int i = 0; i < 9; i++) {
         mha_append bad = good;
         switch (i) {
@@ -215,20 +191,11 @@ check_bias_gradient(size_t batch, size_t queries, size_t keys, size_t value_dim)
         const mha_operand rows = {x, all, MANY, MANY}, values = {x, all, MANY, dv};
         void *stats = memset(room(dtype, 9 * MANY * MANY), 0, 9 * MANY * MANY * size_of(dtype));
         char *grad = memset(room(dtype, n), 0xff, n * size_of(dtype));
-        const mha_attention_args args = {.dtype = dtype,
-                                         .batch = batch,
-                                         .heads = H,
-                                         .kv_heads = H,
-                                         .queries = queries,
-                                         .keys = keys,
-                                         .head_dim = MANY,
-                                         .value_dim = value_dim,
-                                         .q = rows,
-                                         .k = rows,
-                                         .v = values,
-                                         .bias = {x, b, h, q, k},
-                                         .row_max = stats,
-                                         .row_sum = stats};
+        mha_attention_args args = attention_sizes(dtype, batch, H, H, queries, keys, MANY, value_dim);
+        args.q = args.k = rows;
+        args.v = values;
+        args.bias = (mha_mask){x, b, h, q, k};
+        args.row_max = args.row_sum = stats;
         const mha_result to = {room(dtype, 9 * MANY * MANY * MANY), all, MANY, MANY};
         const mha_attention_grads grads = {.out = values,
                                            .grad_out = values,
@@ -258,19 +225,11 @@ check_zeroed(int additive)
     const mha_operand q = {numbers(dtype, Q * D), 0, 0, D}, k = {numbers(dtype, K * D), 0, 0, D};
     const void *w = additive ? numbers(dtype, D) : NULL;
     void *plain = room(dtype, Q * D), *said = room(dtype, Q * D);
-    const mha_attention_args left_out = {.dtype = dtype,
-                                         .batch = 1,
-                                         .heads = 1,
-                                         .kv_heads = 1,
-                                         .queries = Q,
-                                         .keys = K,
-                                         .head_dim = D,
-                                         .value_dim = D,
-                                         .q = q,
-                                         .k = k,
-                                         .v = k,
-                                         .out = {plain, 0, 0, D},
-                                         .additive_weights = w};
+    mha_attention_args left_out = attention_sizes(dtype, 1, 1, 1, Q, K, D, D);
+    left_out.q = q;
+    left_out.k = left_out.v = k;
+    left_out.out = (mha_result){plain, 0, 0, D};
+    left_out.additive_weights = w;
     mha_attention_args given = left_out;
     given.out.data = said;
     given.scale = &usual;
@@ -297,36 +256,21 @@ seconds(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static size_t largest; /* block that the core asked for */
-
-static void *
-note_block(size_t n_bytes)
-{
-    largest = n_bytes > largest ? n_bytes : largest;
-    return malloc(n_bytes);
-}
-
 /* The most that such a call may take: a second, to be sure even on a busy machine, and a mebibyte. */
 #define TAKES_NOTHING(call, what) \
     do { \
         const double start = seconds(); \
-        largest = 0; \
+        forget_asked(); \
         CHECK((call) == MHA_OK, "%s: refused", what); \
         CHECK(seconds() - start < 1, "%s: %.3f s for nothing", what, seconds() - start); \
-        CHECK(largest < (size_t)1 << 20, "%s: %zu bytes for nothing", what, largest); \
+        CHECK(asked.n_bytes < (size_t)1 << 20, "%s: %zu bytes for nothing", what, (size_t)asked.n_bytes); \
     } while (0)
 
 static void
 check_nothing_to_compute(void)
 {
-    const mha_attention_args queries = {.dtype = dtype,
-                                        .batch = 1,
-                                        .heads = 1,
-                                        .kv_heads = 1,
-                                        .queries = HUGE_COUNT,
-                                        .keys = 3,
-                                        .visible.causal = MHA_CAUSAL_TOP_LEFT};
-    mha_attention_args keys = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .queries = 1, .keys = HUGE_COUNT};
+    mha_attention_args queries = attention_sizes(dtype, 1, 1, 1, HUGE_COUNT, 3, 0, 0);
+    mha_attention_args keys = attention_sizes(dtype, 1, 1, 1, 1, HUGE_COUNT, 0, 0);
     double number[2] = {0, 0};
     float of_float32;
     const mha_layer_args layer = {.dtype = dtype,
@@ -345,7 +289,8 @@ check_nothing_to_compute(void)
     mha_layer_args wide = layer;
     mha_attention_args items = keys;
 
-    mha_set_allocator(note_block, free);
+    queries.visible.causal = MHA_CAUSAL_TOP_LEFT;
+    mha_set_allocator(counting_alloc, counting_free);
     TAKES_NOTHING(mha_attention_forward(&queries), "queries without numbers");
     TAKES_NOTHING(mha_attention_forward(&keys), "keys without numbers");
     keys.row_max = &number[0];
@@ -391,16 +336,7 @@ check_packed_for_another(void)
     const void *x = c.args.query_rows.data;
     void *y = room(dtype, c.n_queries * one.out_features);
     const int64_t none = 0, rows = 1;
-    const mha_append append = {.dtype = dtype,
-                               .linear = one,
-                               .batch = 1,
-                               .rows = 1,
-                               .in_features = one.in_features,
-                               .x = {x, 0, 0, (ptrdiff_t)one.in_features},
-                               .cache = y,
-                               .room = 1,
-                               .before = &none,
-                               .counts = &rows};
+    const mha_append append = append_of(dtype, &one, 1, 1, x, y, 1, &none, &rows);
     int n_other = 0;
 
     for (mha_isa isa = MHA_ISA_SCALAR; isa < MHA_N_ISAS; isa++) {

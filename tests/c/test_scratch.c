@@ -6,48 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "asked.h"
 #include "check.h"
 #include "runtime/common.h"
 #include "mha.h"
 #include "runtime/scratch.h"
-
-/* --- An allocator that counts, fails on demand, and aligns as badly as it likes -------------- */
-
-static int n_live, n_calls, fail_at = -1, fails_for_ever;
-static size_t shift, last_size;
-
-static void *
-counting_alloc(size_t n_bytes)
-{
-    const int call = n_calls++;
-
-    last_size = n_bytes;
-    if (fail_at >= 0 && (call == fail_at || (fails_for_ever && call > fail_at))) {
-        return NULL;
-    }
-    char *memory = malloc(n_bytes + 64);
-    if (memory == NULL) {
-        return NULL;
-    }
-    n_live++;
-    return memory + shift;
-}
-
-static void
-counting_free(void *memory)
-{
-    n_live--;
-    free((char *)memory - shift);
-}
-
-static void
-reset_counts(void)
-{
-    n_live = n_calls = 0;
-    fail_at = -1;
-    fails_for_ever = 0;
-    shift = 0;
-}
 
 /* What a driver does: plan three parts, open, use all of them, close. */
 static mha_status
@@ -81,7 +44,9 @@ check_layout(void)
 {
     int ok = 1;
 
-    for (shift = 0; shift < 64; shift++) { /* ASan sees a write beyond the block */
+    for (size_t shift = 0; shift < 64; shift++) { /* ASan sees a write beyond the block */
+        forget_asked();
+        asked.shift = shift;
         mha_scratch scratch = MHA_SCRATCH_EMPTY;
         size_t offsets[4];
         offsets[0] = mha_scratch_add(&scratch, 3, 4);
@@ -91,16 +56,16 @@ check_layout(void)
         ok &= offsets[0] == 0 && offsets[1] == 64 && offsets[2] == 64 && offsets[3] == 192;
         ok &= mha_scratch_open(&scratch) == MHA_OK;
         ok &= (uintptr_t)scratch.base % MHA_ALIGN == 0;
-        ok &= scratch.base >= (char *)scratch.block && scratch.base + 256 <= (char *)scratch.block + last_size;
+        ok &= scratch.base >= (char *)scratch.block && scratch.base + 256 <= (char *)scratch.block + asked.n_bytes;
         memset(scratch.base, 7, 256);
         mha_scratch_close(&scratch);
-        ok &= scratch.block == NULL && scratch.base == NULL && scratch.total_bytes == 0 && n_live == 0;
+        ok &= scratch.block == NULL && scratch.base == NULL && scratch.total_bytes == 0 && asked.n_live == 0;
         mha_scratch_close(&scratch);
-        ok &= n_live == 0;
+        ok &= asked.n_live == 0;
     }
-    shift = 0;
+    forget_asked();
     check(ok, "64-byte offsets and base, whatever the allocator's alignment; closing twice is harmless");
-    check(use_scratch(1000, 77, 13) == MHA_OK && use_scratch(0, 0, 0) == MHA_OK && n_live == 0,
+    check(use_scratch(1000, 77, 13) == MHA_OK && use_scratch(0, 0, 0) == MHA_OK && asked.n_live == 0,
           "parts do not overlap; an empty plan opens");
 }
 
@@ -111,17 +76,17 @@ check_failing(void)
 
     for (int for_ever = 0; for_ever < 2; for_ever++) {
         for (int n = 0; n < 5; n++) {
-            reset_counts();
-            fail_at = n;
-            fails_for_ever = for_ever;
+            forget_asked();
+            asked.fail_at = (size_t)n;
+            asked.for_ever = for_ever;
             for (int call = 0; call < 5; call++) {
                 const int fails = for_ever ? call >= n : call == n;
                 ok &= use_scratch(100, 100, 100) == (fails ? MHA_ERR_NOMEM : MHA_OK);
             }
-            ok &= n_live == 0 && n_calls == 5;
+            ok &= asked.n_live == 0 && asked.n_calls == 5;
         }
     }
-    reset_counts();
+    forget_asked();
     check(ok, "the N-th allocation fails, once or from then on: MHA_ERR_NOMEM, nothing leaked, the next call works");
 }
 
@@ -144,7 +109,7 @@ check_overflow(void)
 {
     const size_t half = SIZE_MAX / 2;
 
-    reset_counts();
+    forget_asked();
     check(status_of(SIZE_MAX, 8, 1, 1) == MHA_ERR_SIZE && status_of(half / 4 + 1, 8, 1, 1) == MHA_ERR_SIZE &&
               status_of(1, 1, SIZE_MAX, SIZE_MAX) == MHA_ERR_SIZE,
           "a product that overflows");
@@ -155,23 +120,23 @@ check_overflow(void)
               status_of(half / 2, 1, half / 2, 2) == MHA_ERR_SIZE,
           "a sum that overflows");
     check(status_of(half - 191, 1, 1, 1) == MHA_ERR_SIZE, "a sum that leaves no room for the alignment");
-    check(n_calls == 0, "the allocator is not asked for what cannot be");
+    check(asked.n_calls == 0, "the allocator is not asked for what cannot be");
 
-    fail_at = 0; /* a plan just below the limit does reach it */
-    check(status_of(half - 1000, 1, 1, 1) == MHA_ERR_NOMEM && n_calls == 1, "a plan just below the limit");
-    reset_counts();
+    asked.fail_at = 0; /* a plan just below the limit does reach it */
+    check(status_of(half - 1000, 1, 1, 1) == MHA_ERR_NOMEM && asked.n_calls == 1, "a plan just below the limit");
+    forget_asked();
 }
 
 static void
 check_allocator_choice(void)
 {
-    reset_counts();
+    forget_asked();
     mha_set_allocator(NULL, NULL);
-    check(use_scratch(10, 10, 10) == MHA_OK && n_calls == 0, "NULL, NULL: back to the C library's");
+    check(use_scratch(10, 10, 10) == MHA_OK && asked.n_calls == 0, "NULL, NULL: back to the C library's");
     mha_set_allocator(counting_alloc, NULL);
-    check(use_scratch(10, 10, 10) == MHA_OK && n_calls == 0, "half an allocator is none");
+    check(use_scratch(10, 10, 10) == MHA_OK && asked.n_calls == 0, "half an allocator is none");
     mha_set_allocator(counting_alloc, counting_free);
-    check(use_scratch(10, 10, 10) == MHA_OK && n_calls == 1 && n_live == 0, "a whole one is used");
+    check(use_scratch(10, 10, 10) == MHA_OK && asked.n_calls == 1 && asked.n_live == 0, "a whole one is used");
 }
 
 static void

@@ -35,23 +35,12 @@ static self_attention
 new_layer(unsigned projected, int with_lengths)
 {
     self_attention s = {0};
-    const mha_operand x = {drawn(N), ROWS * SIZE, 0, SIZE};
     mha_layer_args *a = &s.args;
     mha_linear *linears[4] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
     void **kept[4] = {&a->q_projected, &a->k_projected, &a->v_projected, &a->context};
 
-    *a = (mha_layer_args){.dtype = dtype,
-                          .batch = BATCH,
-                          .queries = ROWS,
-                          .keys = ROWS,
-                          .num_heads = 2,
-                          .query_size = SIZE,
-                          .key_size = SIZE,
-                          .value_size = SIZE,
-                          .query_rows = x,
-                          .key_rows = x,
-                          .value_rows = x,
-                          .visible = {NULL, 0, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT}};
+    *a = layer_sizes(dtype, BATCH, ROWS, ROWS, 2, (const size_t[]){SIZE, SIZE, SIZE});
+    a->query_rows.data = a->key_rows.data = a->value_rows.data = drawn(N);
     if (with_lengths) {
         a->visible.valid_lens = lens;
         a->visible.lens_per_batch = 1;

@@ -4,6 +4,7 @@
  *
  *     test_slices [quick]
  */
+#include "asked.h"
 #include "drawn.h"
 #include "mha_explain.h"
 
@@ -82,13 +83,6 @@ run_alone(const mha_layer_args *all, size_t item, const outputs *o, unsigned wan
     CHECK(mha_layer_forward(&a) == MHA_OK, "item %zu", item);
 }
 
-static void *
-no_memory(size_t n_bytes)
-{
-    (void)n_bytes;
-    return NULL;
-}
-
 static void
 check_call(const mha_layer_args *all, unsigned wanted, const char *what)
 {
@@ -148,27 +142,14 @@ check_last_item(size_t keys)
     enum { MOST = 6000, WIDE = 40 };
     void *x = numbers(dtype, MOST * keys * WIDE, 1.0), *w = numbers(dtype, WIDE, 1.0);
     char *out = allocate(MOST * WIDE * size_of(dtype)), *last = allocate(WIDE * size_of(dtype));
-    mha_layer_args a = {
-        .dtype = dtype,
-        .batch = MOST,
-        .queries = 1,
-        .keys = keys,
-        .num_heads = 1,
-        .query_size = WIDE,
-        .key_size = WIDE,
-        .value_size = WIDE,
-        .query_rows = {x, WIDE, 0, WIDE},
-        .key_rows = {x, (ptrdiff_t)keys * WIDE, 0, WIDE},
-        .value_rows = {x, (ptrdiff_t)keys * WIDE, 0, WIDE},
-        .W_q = packed(WIDE, WIDE),
-        .W_k = packed(WIDE, WIDE),
-        .additive_weights = w,
-        .visible = {NULL, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
-        .out = out,
-    };
-
+    mha_layer_args a = layer_sizes(dtype, MOST, 1, keys, 1, (const size_t[]){WIDE, WIDE, WIDE});
     mha_layer_facts facts = {0};
 
+    a.query_rows.data = a.key_rows.data = a.value_rows.data = x;
+    a.W_q = packed(WIDE, WIDE);
+    a.W_k = packed(WIDE, WIDE);
+    a.additive_weights = w;
+    a.out = out;
     for (size_t beyond = 1; beyond > 0; a.batch -= beyond) {
         CHECK(mha_layer_explain(&a, &facts) == MHA_OK && facts.n_slices > 1, "no last slice of one item");
         beyond = (a.batch - 1) % facts.slice_items;
@@ -192,31 +173,21 @@ main(int argc, char **argv)
     for (size_t i = 0; i < BATCH * ROWS; i++) {
         lens[i] = (int64_t)(i * 31 % (ROWS + 3)) - 1;
     }
-    for (mha_isa isa = FIRST_ISA; isa < MHA_N_ISAS; isa++) {
-        for (int round = 0; mha_isa_available(isa) && round < (quick ? 4 : 8); round++) {
-            CHECK(mha_isa_select(isa) == MHA_OK, "select");
+    FOR_EACH_ISA (isa) {
+        for (int round = 0; round < (quick ? 4 : 8); round++) {
             dtype = round % 2 ? MHA_F64 : MHA_F32;
             mha_threads_set(1 + round / 2 % 2);
             void *x = numbers(dtype, BATCH * ROWS * SIZE * 2, 1.0), *keys = numbers(dtype, BATCH * ROWS * SIZE, 1.0);
-            mha_layer_args a = {
-                .dtype = dtype,
-                .batch = BATCH,
-                .queries = ROWS,
-                .keys = ROWS,
-                .num_heads = HEADS,
-                .query_size = SIZE,
-                .key_size = SIZE,
-                .value_size = SIZE,
-                .query_rows = {x, 2 * ROWS * SIZE, 0, 2 * SIZE}, /* every other row */
-                .key_rows = {keys, SIZE, 0, BATCH * SIZE},       /* the book's decoder: time first */
-                .value_rows = {x, ROWS * SIZE, 0, SIZE},
-                .W_q = packed(FEATURES, SIZE),
-                .W_k = packed(FEATURES, SIZE),
-                .W_v = packed(FEATURES, SIZE),
-                .W_o = packed(FEATURES, FEATURES),
-                .visible = {lens, round % 4 < 2 ? 1 : ROWS, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT},
-                .empty_rows = (round / 2 + round / 4) % 2 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO,
-            };
+            mha_layer_args a = layer_sizes(dtype, BATCH, ROWS, ROWS, HEADS, (const size_t[]){SIZE, SIZE, SIZE});
+            a.query_rows = (mha_operand){x, 2 * ROWS * SIZE, 0, 2 * SIZE}; /* every other row */
+            a.key_rows = (mha_operand){keys, SIZE, 0, BATCH * SIZE};       /* the book's decoder: time first */
+            a.value_rows.data = x;
+            a.W_q = packed(FEATURES, SIZE);
+            a.W_k = packed(FEATURES, SIZE);
+            a.W_v = packed(FEATURES, SIZE);
+            a.W_o = packed(FEATURES, FEATURES);
+            a.visible = (mha_visibility){.valid_lens = lens, .lens_per_batch = round % 4 < 2 ? 1 : ROWS};
+            a.empty_rows = (round / 2 + round / 4) % 2 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
             check_weights_alone(&a, x, keys);
             check_last_item(1);
             check_last_item(5);

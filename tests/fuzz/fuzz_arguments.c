@@ -5,16 +5,10 @@
  * Sizes that pass for small ones get real memory of exactly their size; of all others the status alone is asked for,
  * with an allocator that has none, so that no operand is looked at.
  */
+#include "asked.h"
 #include "fuzz.h"
 
 enum { MOST = 40 };
-
-static void *
-no_memory(size_t n_bytes)
-{
-    (void)n_bytes;
-    return NULL;
-}
 
 static size_t
 any_size(void)
