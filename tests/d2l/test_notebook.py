@@ -16,7 +16,7 @@ import book_models
 import mha_c.d2l
 import mha_c.torch
 import needs
-from notebook import LENS, additive, equal_under_patch, multi_head, numbers
+from notebook import LENS, additive, equal_under_patch, multi_head, numbers, same_under_patch
 
 # --- attention_weights, assigned -------------------------------------------------------------------------
 
@@ -33,54 +33,47 @@ def book_forward(d2l):
 
 
 @pytest.mark.parametrize("where", ["subclass", "class", "object"])
+@same_under_patch
 def test_a_forward_that_assigns_attention_weights(d2l, where, monkeypatch):
-    def notebook(d2l):
-        kind, forward = d2l.DotProductAttention, book_forward(d2l)
-        with monkeypatch.context() as patch:
-            if where == "subclass":
-                kind = type("Mine", (kind,), {"forward": forward})
-            elif where == "class":  # add_to_class
-                patch.setattr(kind, "forward", forward)
-            single, mha, x = kind(0.0), multi_head(d2l), numbers(2, 4, 8)
-            mha.attention = kind(0.0)
-            if where == "object":
-                single.forward, mha.attention.forward = (forward.__get__(m) for m in (single, mha.attention))
-            outs = [module(x, x, x, torch.tensor(LENS)) for module in (single, mha)]
-            return *outs, single.attention_weights, mha.attention.attention_weights
-
-    equal_under_patch(d2l, notebook)
+    kind, forward = d2l.DotProductAttention, book_forward(d2l)
+    with monkeypatch.context() as patch:
+        if where == "subclass":
+            kind = type("Mine", (kind,), {"forward": forward})
+        elif where == "class":  # add_to_class
+            patch.setattr(kind, "forward", forward)
+        single, mha, x = kind(0.0), multi_head(d2l), numbers(2, 4, 8)
+        mha.attention = kind(0.0)
+        if where == "object":
+            single.forward, mha.attention.forward = (forward.__get__(m) for m in (single, mha.attention))
+        outs = [module(x, x, x, torch.tensor(LENS)) for module in (single, mha)]
+        return *outs, single.attention_weights, mha.attention.attention_weights
 
 
+@same_under_patch
 def test_additive_attention_with_a_forward_of_its_own(d2l):
-    def notebook(d2l):
-        class Mine(d2l.AdditiveAttention):
-            def forward(self, queries, keys, values, valid_lens):
-                queries, keys = self.W_q(queries), self.W_k(keys)
-                scores = self.w_v(torch.relu(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
-                self.attention_weights = d2l.masked_softmax(scores, valid_lens)
-                return torch.bmm(self.dropout(self.attention_weights), values)
+    class Mine(d2l.AdditiveAttention):
+        def forward(self, queries, keys, values, valid_lens):
+            queries, keys = self.W_q(queries), self.W_k(keys)
+            scores = self.w_v(torch.relu(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
+            self.attention_weights = d2l.masked_softmax(scores, valid_lens)
+            return torch.bmm(self.dropout(self.attention_weights), values)
 
-        module, x = Mine(*((8, 8) if book_models.is_eager(d2l) else ()), 6, 0.0), numbers(2, 4, 8)
-        return module(x, x, x, torch.tensor(LENS)), module.attention_weights
-
-    equal_under_patch(d2l, notebook)
+    module, x = Mine(*((8, 8) if book_models.is_eager(d2l) else ()), 6, 0.0), numbers(2, 4, 8)
+    return module(x, x, x, torch.tensor(LENS)), module.attention_weights
 
 
+@same_under_patch
 def test_a_scorer_with_a_bias(d2l):
     """Which moves all scores alike: its gradient is 0, and there, as d2l.grad_clipping wants it."""
-
-    def notebook(d2l):
-        module, x, found = additive(d2l), numbers(2, 4, 8), []
-        module.w_v = torch.nn.Linear(8, 1)
-        module(x, x, x, None)  # lazy sizes
-        for call in (module, torch.compile(module, backend="eager")):
-            module.zero_grad()
-            out = call(x, x, x, torch.tensor(LENS))
-            out.square().sum().backward()
-            found += [out, module.attention_weights, *[p.grad for p in module.parameters()]]
-        return found
-
-    equal_under_patch(d2l, notebook)
+    module, x, found = additive(d2l), numbers(2, 4, 8), []
+    module.w_v = torch.nn.Linear(8, 1)
+    module(x, x, x, None)  # lazy sizes
+    for call in (module, torch.compile(module, backend="eager")):
+        module.zero_grad()
+        out = call(x, x, x, torch.tensor(LENS))
+        out.square().sum().backward()
+        found += [out, module.attention_weights, *[p.grad for p in module.parameters()]]
+    return found
 
 
 def test_what_was_assigned_is_read_until_the_next_call(d2l):
@@ -98,68 +91,62 @@ def test_what_was_assigned_is_read_until_the_next_call(d2l):
         torch.testing.assert_close(inner.attention_weights + 0, called)
 
 
+@same_under_patch
 def test_weights_taken_away_before_a_copy(d2l):
-    def notebook(d2l):
-        m, x = multi_head(d2l), numbers(2, 4, 8)
-        m(x, x, x, torch.tensor(LENS)).sum().backward()
-        m.attention.attention_weights = None
-        twins = copy.deepcopy(m), pickle.loads(pickle.dumps(m))
-        assert all(twin.attention.attention_weights is None for twin in twins)
-        m(x, x, x, torch.tensor(LENS))
+    m, x = multi_head(d2l), numbers(2, 4, 8)
+    m(x, x, x, torch.tensor(LENS)).sum().backward()
+    m.attention.attention_weights = None
+    twins = copy.deepcopy(m), pickle.loads(pickle.dumps(m))
+    assert all(twin.attention.attention_weights is None for twin in twins)
+    m(x, x, x, torch.tensor(LENS))
+    del m.attention.attention_weights
+    assert not hasattr(m.attention, "attention_weights")
+    with pytest.raises(AttributeError):
         del m.attention.attention_weights
-        assert not hasattr(m.attention, "attention_weights")
-        with pytest.raises(AttributeError):
-            del m.attention.attention_weights
-        return [twin(x, x, x, torch.tensor(LENS)) for twin in (*twins, m, copy.deepcopy(m))]
-
-    equal_under_patch(d2l, notebook)
+    return [twin(x, x, x, torch.tensor(LENS)) for twin in (*twins, m, copy.deepcopy(m))]
 
 
+@same_under_patch
 def test_weights_on_the_multi_head_attention_itself(d2l):
     lazy = torch.nn.LazyLinear(2)
     needs.torch_does("a deep copy of a lazy module", lambda: copy.deepcopy(lazy))
 
-    def notebook(d2l):
-        class Shows(d2l.MultiHeadAttention):
-            def forward(self, *inputs):
-                self.attention_weights = None
-                out = super().forward(*inputs)
-                self.attention_weights = self.attention.attention_weights[:2]
-                return out
+    class Shows(d2l.MultiHeadAttention):
+        def forward(self, *inputs):
+            self.attention_weights = None
+            out = super().forward(*inputs)
+            self.attention_weights = self.attention.attention_weights[:2]
+            return out
 
-        class Alone(d2l.MultiHeadAttention):
-            def forward(self, queries, keys, values, valid_lens):
-                self.attention_weights = torch.ones(2)
-                return self.attention(queries, keys, values, valid_lens)
+    class Alone(d2l.MultiHeadAttention):
+        def forward(self, queries, keys, values, valid_lens):
+            self.attention_weights = torch.ones(2)
+            return self.attention(queries, keys, values, valid_lens)
 
-        x, found = numbers(2, 4, 8), []
-        for kind in (Shows, Alone):
-            m = kind(*((8,) * 3 if book_models.is_eager(d2l) else ()), 8, 2, 0.0)
-            with torch.no_grad():
-                found += [m(x, x, x, torch.tensor(LENS)), m.attention_weights, m.attention.attention_weights]
-            twin = copy.deepcopy(m)
-            found += [twin.attention_weights, twin(2 * x, x, x, torch.tensor(LENS)), twin.attention_weights]
-        return found
-
-    equal_under_patch(d2l, notebook)
+    x, found = numbers(2, 4, 8), []
+    for kind in (Shows, Alone):
+        m = kind(*((8,) * 3 if book_models.is_eager(d2l) else ()), 8, 2, 0.0)
+        with torch.no_grad():
+            found += [m(x, x, x, torch.tensor(LENS)), m.attention_weights, m.attention.attention_weights]
+        twin = copy.deepcopy(m)
+        found += [twin.attention_weights, twin(2 * x, x, x, torch.tensor(LENS)), twin.attention_weights]
+    return found
 
 
+@same_under_patch
 def test_weights_that_are_a_parameter(d2l):
-    def notebook(d2l):
-        class Fixed(d2l.DotProductAttention):  # a random synthesizer: weights that do not look at the inputs
-            def __init__(self):
-                super().__init__(0.0)
-                self.attention_weights = torch.nn.Parameter(torch.rand(1, 4, 4))
+    class Fixed(d2l.DotProductAttention):  # a random synthesizer: weights that do not look at the inputs
+        def __init__(self):
+            super().__init__(0.0)
+            self.attention_weights = torch.nn.Parameter(torch.rand(1, 4, 4))
 
-            def forward(self, queries, keys, values, valid_lens=None):
-                return self.attention_weights @ values
+        def forward(self, queries, keys, values, valid_lens=None):
+            return self.attention_weights @ values
 
-        m, x = Fixed(), numbers(2, 4, 8)
-        m(x, x, x).sum().backward()
-        assert [name for name, _ in m.named_parameters()] == ["attention_weights"]
-        return m(x, x, x), m.attention_weights, m.attention_weights.grad
-
-    equal_under_patch(d2l, notebook)
+    m, x = Fixed(), numbers(2, 4, 8)
+    m(x, x, x).sum().backward()
+    assert [name for name, _ in m.named_parameters()] == ["attention_weights"]
+    return m(x, x, x), m.attention_weights, m.attention_weights.grad
 
 
 # --- attention_weights, read and changed ------------------------------------------------------------------
@@ -177,20 +164,18 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("tokens", [4, 100])  # kept as they are; computed when first used
 @pytest.mark.parametrize("grad", [False, True])
+@same_under_patch
 def test_what_is_read_twice_is_one_tensor(d2l, edit, tokens, grad):
-    def notebook(d2l):
-        m, x = multi_head(d2l), numbers(2, tokens, 8)
-        with torch.set_grad_enabled(grad):
-            m(x, x, x, None)
-        weights = m.attention.attention_weights
-        assert weights is m.attention.attention_weights
-        with torch.no_grad():
-            EDITS[edit](weights)
-        found = m.attention.attention_weights
-        assert found is weights and found.requires_grad == grad
-        return found, copy.deepcopy(found.detach())
-
-    equal_under_patch(d2l, notebook)
+    m, x = multi_head(d2l), numbers(2, tokens, 8)
+    with torch.set_grad_enabled(grad):
+        m(x, x, x, None)
+    weights = m.attention.attention_weights
+    assert weights is m.attention.attention_weights
+    with torch.no_grad():
+        EDITS[edit](weights)
+    found = m.attention.attention_weights
+    assert found is weights and found.requires_grad == grad
+    return found, copy.deepcopy(found.detach())
 
 
 @pytest.mark.parametrize("tokens", [4, 100])
@@ -214,21 +199,20 @@ def test_edits_reach_every_reading(d2l, tokens):
         assert m.attention.attention_weights is not flat and bool((m.attention.attention_weights[0] < 1).all())
 
 
+@same_under_patch
 def test_weights_read_without_gradients_are_still_of_the_graph(d2l):
-    def notebook(d2l):
-        m, x = multi_head(d2l), numbers(2, 4, 8).requires_grad_()
-        m(x, x, x, torch.tensor(LENS))
-        with torch.no_grad():
-            largest = m.attention.attention_weights.max()  # a look, for a print
-        (m.attention.attention_weights.square().sum()).backward()
-        return largest, x.grad, m.W_q.weight.grad
-
-    equal_under_patch(d2l, notebook)
+    m, x = multi_head(d2l), numbers(2, 4, 8).requires_grad_()
+    m(x, x, x, torch.tensor(LENS))
+    with torch.no_grad():
+        largest = m.attention.attention_weights.max()  # a look, for a print
+    (m.attention.attention_weights.square().sum()).backward()
+    return largest, x.grad, m.W_q.weight.grad
 
 
 # --- Names of d2l that a notebook replaces -------------------------------------------------------------------
 
 
+@same_under_patch
 def test_a_scoring_function_of_ones_own_in_the_books_transformer(d2l, monkeypatch):
     class Mine(torch.nn.Module):
         def __init__(self, dropout):
@@ -240,15 +224,12 @@ def test_a_scoring_function_of_ones_own_in_the_books_transformer(d2l, monkeypatc
             self.attention_weights = d2l.masked_softmax(-away, valid_lens)
             return self.dropout(self.attention_weights) @ values
 
-    def notebook(d2l):
-        with monkeypatch.context() as patch:
-            patch.setattr(d2l, "DotProductAttention", Mine)
-            encoder, _ = book_models.build(d2l, "transformer", 20, 20)
-        assert sum(type(part) is Mine for part in encoder.modules()) == 2
-        out = encoder(torch.arange(14).reshape(2, 7), torch.tensor(LENS))
-        return out, *encoder.attention_weights
-
-    equal_under_patch(d2l, notebook)
+    with monkeypatch.context() as patch:
+        patch.setattr(d2l, "DotProductAttention", Mine)
+        encoder, _ = book_models.build(d2l, "transformer", 20, 20)
+    assert sum(type(part) is Mine for part in encoder.modules()) == 2
+    out = encoder(torch.arange(14).reshape(2, 7), torch.tensor(LENS))
+    return out, *encoder.attention_weights
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -316,19 +297,16 @@ def test_classes_taken_while_patched_go_on(d2l):
 
 
 @pytest.mark.parametrize("name", ["transpose_qkv", "transpose_output"])
+@same_under_patch
 def test_a_method_put_into_the_object(d2l, name):
     if book_models.is_eager(d2l):
         pytest.skip("0.17 has functions")
-
-    def notebook(d2l):
-        m, x = multi_head(d2l), numbers(2, 4, 8)
-        before, old = m(x, x, x, None), getattr(m, name)
-        setattr(m, name, lambda X: old(X).flip(-1))
-        after = m(x, x, x, None)
-        assert (after - before).abs().max() > 1e-3
-        return before, after
-
-    equal_under_patch(d2l, notebook)
+    m, x = multi_head(d2l), numbers(2, 4, 8)
+    before, old = m(x, x, x, None), getattr(m, name)
+    setattr(m, name, lambda X: old(X).flip(-1))
+    after = m(x, x, x, None)
+    assert (after - before).abs().max() > 1e-3
+    return before, after
 
 
 # --- What d2l's constructors and bases give -----------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What tests of a notebook's lines have in common: the same lines on d2l's own classes and under patch()."""
 
 import contextlib
+import functools
 import math
 
 import torch
@@ -22,6 +23,16 @@ def additive(d2l, hiddens=8, dropout=0.0):
 
 def numbers(*shape):
     return torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape)
+
+
+def same_under_patch(notebook):
+    """A test whose lines, a notebook's, give the same tensors with d2l's classes and with ours."""
+
+    @functools.wraps(notebook)
+    def test(d2l, **others):
+        equal_under_patch(d2l, lambda d2l: notebook(d2l, **others))
+
+    return test
 
 
 def equal_under_patch(d2l, notebook):
