@@ -7,90 +7,79 @@ not make this mistake.  A maker called without mistakes gives a right one.
 import numpy as np
 
 
-class Wrong:
-    """The mistakes that were asked for; each must be met by the code that makes it."""
+def maker(*names):
+    """Over made(ask) -> implementation, which can make the mistakes `names`; ask("id"): whether it makes this one."""
 
-    def __init__(self, names):
-        self.open = set(names)
-        self.names = set(names)
+    def named(made):
+        def make(*mistakes):
+            if not set(mistakes) <= set(names):
+                raise KeyError(f"{made.__name__} cannot make {mistakes}")
+            return made(lambda name: name in mistakes)
 
-    def __call__(self, name):
-        self.open.discard(name)
-        return name in self.names
+        make.__name__ = made.__name__
+        return make
 
-
-def maker(made):
-    """made(wrong) -> implementation; asks wrong("id") for each mistake that it can make."""
-
-    def make(*mistakes):
-        wrong = Wrong(mistakes)
-        implementation = made(wrong)
-        if wrong.open:
-            raise KeyError(f"{made.__name__} cannot make {wrong.open}")
-        return implementation
-
-    make.__name__ = made.__name__
-    return make
+    return named
 
 
-# ---- NumPy, with axes written out ----------------------------------------------------------------------------------
-
-
-def numpy_mask(wrong, scores, valid_len, tiled=np.tile):
-    if valid_len is None:
-        return None
-    batch, queries, keys = scores.shape
-    if valid_len.ndim == 1:
-        lens = tiled(valid_len, queries) if wrong("lens_tiled") else np.repeat(valid_len, queries)
-    else:
-        lens = valid_len.flatten()
-    lens = lens.reshape(batch, queries)[..., np.newaxis]
-    positions = np.arange(keys)[np.newaxis, np.newaxis]
-    hidden = positions > lens if wrong("mask_off_by_one") else positions >= lens
-    return ~hidden if wrong("mask_inverted") else hidden
-
-
-def numpy_weights(wrong, scores, hidden):
-    late, off, zero = wrong("mask_after_softmax"), wrong("no_mask"), wrong("mask_zero")
-    axis = 1 if wrong("softmax_axis") else -1
-    if hidden is not None and not late and not off:
-        scores = np.where(hidden, 0.0 if zero else -1e9, scores)
-    if wrong("no_softmax"):
-        return scores
-    exps = np.exp(scores - np.max(scores, axis=axis, keepdims=True))
-    weights = exps / np.sum(exps, axis=axis, keepdims=True)
-    return weights * ~hidden if late and hidden is not None else weights
-
-
-@maker
-def numpy_masked_softmax(wrong):
-    ask = {name: wrong(name) for name in MASKS}
-
-    def softmax_with_lengths(scores, lens=None):
-        return numpy_weights(ask.__getitem__, scores, numpy_mask(ask.__getitem__, scores, lens))
-
-    return softmax_with_lengths
+def but(ask, own):
+    """`ask` for pieces that must not make one of the mistakes, which their caller makes in its own way."""
+    return lambda name: name != own and ask(name)
 
 
 MASKS = ["lens_tiled", "mask_off_by_one", "mask_inverted", "mask_after_softmax", "no_mask", "mask_zero", "softmax_axis",
          "no_softmax"]  # fmt: skip
 SCALES = ["no_scale", "scale_d", "scale_inverted", "swapped_keys_values", "scale_keys"]
 
+# ---- NumPy, with axes written out ----------------------------------------------------------------------------------
 
-def scaled(wrong, product, size, keys, root):
-    if wrong("no_scale"):
+
+def numpy_mask(ask, scores, valid_len, tiled=np.tile):
+    if valid_len is None:
+        return None
+    batch, queries, keys = scores.shape
+    if valid_len.ndim == 1:
+        lens = tiled(valid_len, queries) if ask("lens_tiled") else np.repeat(valid_len, queries)
+    else:
+        lens = valid_len.flatten()
+    lens = lens.reshape(batch, queries)[..., np.newaxis]
+    positions = np.arange(keys)[np.newaxis, np.newaxis]
+    hidden = positions > lens if ask("mask_off_by_one") else positions >= lens
+    return ~hidden if ask("mask_inverted") else hidden
+
+
+def numpy_weights(ask, scores, hidden):
+    late, off, zero = ask("mask_after_softmax"), ask("no_mask"), ask("mask_zero")
+    axis = 1 if ask("softmax_axis") else -1
+    if hidden is not None and not late and not off:
+        scores = np.where(hidden, 0.0 if zero else -1e9, scores)
+    if ask("no_softmax"):
+        return scores
+    exps = np.exp(scores - np.max(scores, axis=axis, keepdims=True))
+    weights = exps / np.sum(exps, axis=axis, keepdims=True)
+    return weights * ~hidden if late and hidden is not None else weights
+
+
+@maker(*MASKS)
+def numpy_masked_softmax(ask):
+    def softmax_with_lengths(scores, lens=None):
+        return numpy_weights(ask, scores, numpy_mask(ask, scores, lens))
+
+    return softmax_with_lengths
+
+
+def scaled(ask, product, size, keys, root):
+    if ask("no_scale"):
         return product
-    if wrong("scale_d"):
+    if ask("scale_d"):
         return product / size
-    if wrong("scale_keys"):
+    if ask("scale_keys"):
         return product / root(keys)
-    return product * root(size) if wrong("scale_inverted") else product / root(size)
+    return product * root(size) if ask("scale_inverted") else product / root(size)
 
 
-@maker
-def numpy_dot_product(wrong):
-    ask = {name: wrong(name) for name in MASKS + SCALES}.__getitem__
-
+@maker(*MASKS, *SCALES)
+def numpy_dot_product(ask):
     def attention(q, k, v, valid_len=None):
         if ask("swapped_keys_values"):
             k, v = v, k
@@ -102,6 +91,9 @@ def numpy_dot_product(wrong):
 
 
 # ---- one number after another --------------------------------------------------------------------------------------
+
+
+LOOP_MASKS = [name for name in MASKS if name not in ("lens_tiled", "softmax_axis")]
 
 
 def loop_row(ask, row, length):
@@ -131,10 +123,8 @@ def loop_length(valid_lens, b, i):
     return valid_lens[b] if valid_lens.ndim == 1 else valid_lens[b, i]
 
 
-@maker
-def loop_masked_softmax(wrong):
-    ask = {name: wrong(name) for name in MASKS if name not in ("lens_tiled", "softmax_axis")}.__getitem__
-
+@maker(*LOOP_MASKS)
+def loop_masked_softmax(ask):
     def my_softmax(X, valid_lens):
         return [[loop_row(ask, list(row), loop_length(valid_lens, b, i)) for i, row in enumerate(item)]
                 for b, item in enumerate(X)]  # fmt: skip
@@ -142,11 +132,8 @@ def loop_masked_softmax(wrong):
     return my_softmax
 
 
-@maker
-def loop_dot_product(wrong):
-    names = [name for name in MASKS + SCALES if name not in ("lens_tiled", "softmax_axis")]
-    ask = {name: wrong(name) for name in names}.__getitem__
-
+@maker(*LOOP_MASKS, *SCALES)
+def loop_dot_product(ask):
     def attend(queries, keys, values, valid_lens=None):
         if ask("swapped_keys_values"):
             keys, values = values, keys
@@ -168,10 +155,8 @@ def loop_dot_product(wrong):
 ADDITIVE = ["no_tanh", "product_for_sum", "scaled", "no_w_v", "swapped_projections", "swapped_keys_values"]
 
 
-@maker
-def numpy_additive(wrong):
-    ask = {name: wrong(name) for name in ADDITIVE + MASKS}.__getitem__
-
+@maker(*ADDITIVE, *MASKS)
+def numpy_additive(ask):
     def bahdanau(query, key, value, w_v, W_k, W_q, lens=None):  # weights (outputs, inputs), w_v (1, hiddens)
         if ask("swapped_keys_values"):
             key, value = value, key
@@ -188,10 +173,8 @@ def numpy_additive(wrong):
     return bahdanau
 
 
-@maker
-def loop_additive(wrong):
-    ask = {name: wrong(name) for name in [*ADDITIVE, "no_mask"]}.__getitem__
-
+@maker(*ADDITIVE, "no_mask")
+def loop_additive(ask):
     def score(q, k, W_q, W_k, w_v):
         h = len(w_v)
         total = 0.0
@@ -207,8 +190,7 @@ def loop_additive(wrong):
             keys, values = values, keys
         W_q, W_k = (W_k, W_q) if ask("swapped_projections") else (W_q, W_k)
         rows = [[[score(q, k, W_q, W_k, w_v) for k in keys[b]] for q in queries[b]] for b in range(len(queries))]
-        quiet = {**dict.fromkeys(MASKS, False), "no_mask": ask("no_mask")}.__getitem__
-        weights = [[loop_row(quiet, row, loop_length(valid_lens, b, i)) for i, row in enumerate(item)]
+        weights = [[loop_row(ask, row, loop_length(valid_lens, b, i)) for i, row in enumerate(item)]
                    for b, item in enumerate(rows)]  # fmt: skip
         return np.array(weights) @ values
 
@@ -218,70 +200,64 @@ def loop_additive(wrong):
 # ---- heads ---------------------------------------------------------------------------------------------------------
 
 
-@maker
-def numpy_transpose_qkv(wrong):
-    plain, turns, order = (
-        wrong(name) for name in ("heads_without_transpose", "heads_interleaved", "heads_joined_wrong")
-    )
+SPLITS = ["heads_without_transpose", "heads_interleaved", "heads_joined_wrong"]
+JOINS = ["heads_joined_wrong", "heads_interleaved"]
 
+
+@maker(*SPLITS)
+def numpy_transpose_qkv(ask):
     def split_heads(x, heads):
         batch, steps, hiddens = x.shape
-        if plain:
+        if ask("heads_without_transpose"):
             return x.reshape(batch * heads, steps, hiddens // heads)
-        parts = [x[:, :, h::heads] if turns else x[:, :, h * hiddens // heads : (h + 1) * hiddens // heads]
+        size = hiddens // heads
+        parts = [x[:, :, h::heads] if ask("heads_interleaved") else x[:, :, h * size : (h + 1) * size]
                  for h in range(heads)]  # fmt: skip
-        if order:
+        if ask("heads_joined_wrong"):
             return np.concatenate(parts)
         return np.stack(parts, axis=1).reshape(-1, steps, hiddens // heads)
 
     return split_heads
 
 
-@maker
-def einsum_transpose_qkv(wrong):
-    plain, turns, order = (
-        wrong(name) for name in ("heads_without_transpose", "heads_interleaved", "heads_joined_wrong")
-    )
-
+@maker(*SPLITS)
+def einsum_transpose_qkv(ask):
     def transpose_qkv(X, num_heads):
         b, t, h = X.shape
-        if plain:
+        if ask("heads_without_transpose"):
             return X.reshape(b, num_heads, t, -1).reshape(-1, t, h // num_heads)
-        if turns:
+        if ask("heads_interleaved"):
             return np.einsum("btdh->bhtd", X.reshape(b, t, h // num_heads, num_heads)).reshape(b * num_heads, t, -1)
-        four = np.einsum("bthd->hbtd" if order else "bthd->bhtd", X.reshape(b, t, num_heads, h // num_heads))
+        order = "bthd->hbtd" if ask("heads_joined_wrong") else "bthd->bhtd"
+        four = np.einsum(order, X.reshape(b, t, num_heads, h // num_heads))
         return four.reshape(b * num_heads, t, -1)
 
     return transpose_qkv
 
 
-@maker
-def numpy_transpose_output(wrong):
-    plain, turns = wrong("heads_joined_wrong"), wrong("heads_interleaved")
-
+@maker(*JOINS)
+def numpy_transpose_output(ask):
     def merge_heads(x, n_heads):
         rows, steps, d = x.shape
         batch = rows // n_heads
-        if plain:
+        if ask("heads_joined_wrong"):
             return x.reshape(batch, steps, n_heads * d)
         parts = [x[h::n_heads] for h in range(n_heads)]
-        if turns:
+        if ask("heads_interleaved"):
             return np.stack(parts, axis=-1).reshape(batch, steps, -1)
         return np.concatenate(parts, axis=-1)
 
     return merge_heads
 
 
-@maker
-def einsum_transpose_output(wrong):
-    plain, turns = wrong("heads_joined_wrong"), wrong("heads_interleaved")
-
+@maker(*JOINS)
+def einsum_transpose_output(ask):
     def transpose_output(X, num_heads):
         four = X.reshape(-1, num_heads, *X.shape[1:])
         b, h, t, d = four.shape
-        if plain:
+        if ask("heads_joined_wrong"):
             return four.reshape(b, t, h * d)
-        return np.einsum("bhtd->btdh" if turns else "bhtd->bthd", four).reshape(b, t, h * d)
+        return np.einsum("bhtd->btdh" if ask("heads_interleaved") else "bhtd->bthd", four).reshape(b, t, h * d)
 
     return transpose_output
 
@@ -308,19 +284,17 @@ def multi_head_attention(ask, queries, keys, values, lens, weights, heads):
     if ask("swapped_projections"):
         W_q, W_k = W_k, W_q
     parts = [head_parts(ask, x @ W, heads) for x, W in ((queries, W_q), (keys, W_k), (values, W_v))]
-    quiet = {**dict.fromkeys(MASKS, False), **{name: ask(name) for name in HEADS if name in MASKS}}
-    quiet["lens_tiled"] = False
     scores = []
     for q, k, _ in zip(*parts):
         size = queries @ W_q if ask("scale_num_hiddens") else q
         scale = 1 if ask("no_scale") else np.sqrt(size.shape[-1])
         scores.append(q @ k.swapaxes(-1, -2) / scale)
-    out = []
+    out, quiet = [], but(ask, "lens_tiled")
     for h, (score, v) in enumerate(zip(scores, parts[2])):
         used = lens
         if ask("lens_tiled") and lens is not None:  # row b * heads + h of d2l's folded batch gets a length of the tiled
             used = np.concatenate([lens] * heads)[np.arange(len(queries)) * heads + h]
-        out.append(numpy_weights(quiet.__getitem__, score, numpy_mask(quiet.__getitem__, score, used)) @ v)
+        out.append(numpy_weights(quiet, score, numpy_mask(quiet, score, used)) @ v)
     if ask("heads_without_transpose"):
         joined = np.stack(out, axis=1).reshape(*queries.shape[:2], -1)
     else:
@@ -332,20 +306,16 @@ def multi_head_attention(ask, queries, keys, values, lens, weights, heads):
     return joined if ask("no_output_projection") else joined @ W_o
 
 
-@maker
-def numpy_multi_head(wrong):
-    ask = {name: wrong(name) for name in HEADS}.__getitem__
-
+@maker(*HEADS)
+def numpy_multi_head(ask):
     def mha(q, k, v, lens, n_heads, W_q, W_k, W_v, W_o):
         return multi_head_attention(ask, q, k, v, lens, (W_q, W_k, W_v, W_o), n_heads)
 
     return mha
 
 
-@maker
-def class_multi_head(wrong):
-    ask = {name: wrong(name) for name in HEADS}.__getitem__
-
+@maker(*HEADS)
+def class_multi_head(ask):
     class MultiHead:
         """Plain arrays as weights, in the order of torch's Linear."""
 
@@ -367,10 +337,8 @@ def class_multi_head(wrong):
 POSITIONS = ["sin_cos_swapped", "wrong_exponent", "position_off_by_one"]
 
 
-@maker
-def numpy_positional_encoding(wrong):
-    ask = {name: wrong(name) for name in POSITIONS}.__getitem__
-
+@maker(*POSITIONS)
+def numpy_positional_encoding(ask):
     def add_positions(x):
         first = 1 if ask("position_off_by_one") else 0
         steps = np.arange(first, first + x.shape[1], dtype=np.float64)
@@ -383,10 +351,8 @@ def numpy_positional_encoding(wrong):
     return add_positions
 
 
-@maker
-def loop_positional_encoding(wrong):
-    ask = {name: wrong(name) for name in POSITIONS}.__getitem__
-
+@maker(*POSITIONS)
+def loop_positional_encoding(ask):
     def position_encoding(X):
         Y = np.array(X)
         for i in range(X.shape[1]):
@@ -404,10 +370,8 @@ FUTURE = """sees_future causal_corner mask_off_by_one mask_after_softmax mask_ze
 scale_inverted swapped_keys_values no_softmax scale_keys""".split()
 
 
-@maker
-def numpy_causal(wrong):
-    ask = {name: wrong(name) for name in FUTURE}.__getitem__
-
+@maker(*FUTURE)
+def numpy_causal(ask):
     def causal_attention(q, k, v):
         if ask("swapped_keys_values"):
             k, v = v, k
@@ -416,32 +380,27 @@ def numpy_causal(wrong):
         future = np.triu(ones, k=0 if ask("mask_off_by_one") else 1) > 0
         if ask("causal_corner"):
             future = np.tril(ones, k=-1) > 0
-        quiet = {**dict.fromkeys(MASKS, False), **{name: ask(name) for name in FUTURE if name in MASKS}}
-        quiet.update(no_mask=ask("sees_future"), mask_off_by_one=False)
-        return numpy_weights(quiet.__getitem__, scores, np.broadcast_to(future, scores.shape)) @ v
+        other = {"no_mask": "sees_future"}
+        return numpy_weights(lambda name: ask(other.get(name, name)), scores, np.broadcast_to(future, scores.shape)) @ v
 
     return causal_attention
 
 
-@maker
-def loop_causal(wrong):
-    names = [name for name in FUTURE if name not in ("softmax_axis",)]
-    ask = {name: wrong(name) for name in names}.__getitem__
-
+@maker(*(name for name in FUTURE if name != "softmax_axis"))
+def loop_causal(ask):
     def masked_self_attention(queries, keys, values):
         if ask("swapped_keys_values"):
             keys, values = values, keys
         out = np.zeros((*queries.shape[:2], values.shape[-1]))
-        quiet = {**dict.fromkeys(MASKS, False), **{name: ask(name) for name in names if name in MASKS}}
-        quiet["mask_off_by_one"] = False
+        quiet = but(ask, "mask_off_by_one")
         for b, i in np.ndindex(*queries.shape[:2]):
             d, n = queries.shape[-1], keys.shape[1]
             row = [scaled(ask, queries[b, i] @ key, d, n, lambda x: x**0.5) for key in keys[b]]
             length = n if ask("sees_future") else i + 2 if ask("mask_off_by_one") else i + 1
             if ask("causal_corner"):  # from the end
-                weights = loop_row(quiet.__getitem__, row[::-1], n - i)[::-1]
+                weights = loop_row(quiet, row[::-1], n - i)[::-1]
             else:
-                weights = loop_row(quiet.__getitem__, row, length)
+                weights = loop_row(quiet, row, length)
             out[b, i] = np.array(weights) @ values[b]
         return out
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from students import MASKS, SCALES, maker
+from students import ADDITIVE, JOINS, MASKS, POSITIONS, SCALES, SPLITS, maker
 
 
 def lengths_mask(ask, scores, valid_lens):
@@ -33,16 +33,13 @@ def torch_weights(ask, scores, hidden):
     return weights.masked_fill(hidden, 0.0) if ask("mask_after_softmax") and hidden is not None else weights
 
 
-@maker
-def torch_masked_softmax(wrong):
-    ask = {name: wrong(name) for name in MASKS}.__getitem__
+@maker(*MASKS)
+def torch_masked_softmax(ask):
     return lambda scores, valid_lens=None: torch_weights(ask, scores, lengths_mask(ask, scores, valid_lens))
 
 
-@maker
-def torch_dot_product(wrong):
-    ask = {name: wrong(name) for name in MASKS + SCALES}.__getitem__
-
+@maker(*MASKS, *SCALES)
+def torch_dot_product(ask):
     class DotProduct(nn.Module):
         def __init__(self, dropout):
             super().__init__()
@@ -61,11 +58,8 @@ def torch_dot_product(wrong):
     return DotProduct
 
 
-@maker
-def torch_additive(wrong):
-    ask = {name: wrong(name) for name in ("no_tanh", "product_for_sum", "scaled", "no_w_v", "swapped_projections",
-                                          "swapped_keys_values", *MASKS)}.__getitem__  # fmt: skip
-
+@maker(*ADDITIVE, *MASKS)
+def torch_additive(ask):
     class Additive(nn.Module):
         def __init__(self, key_size, query_size, num_hiddens, dropout):
             super().__init__()
@@ -89,12 +83,12 @@ def torch_additive(wrong):
     return Additive
 
 
-@maker
-def torch_multi_head(wrong):
+@maker(
+    *"""heads_without_transpose heads_interleaved no_output_projection scale_num_hiddens no_scale
+       swapped_projections no_mask softmax_axis_heads swapped_keys_values""".split()
+)
+def torch_multi_head(ask):
     """Heads as an axis of their own."""
-    names = ["heads_without_transpose", "heads_interleaved", "no_output_projection", "scale_num_hiddens", "no_scale",
-             "swapped_projections", "no_mask", "softmax_axis_heads", "swapped_keys_values"]  # fmt: skip
-    ask = {name: wrong(name) for name in names}.__getitem__
 
     class MyMultiHead(nn.Module):
         def __init__(self, d_model, n_heads):
@@ -132,38 +126,32 @@ def torch_multi_head(wrong):
     return MyMultiHead
 
 
-@maker
-def torch_transpose_qkv(wrong):
-    plain, turns = wrong("heads_without_transpose"), wrong("heads_interleaved")
-
+@maker(*SPLITS[:2])
+def torch_transpose_qkv(ask):
     def transpose_qkv(X, num_heads):
         b, t, h = X.size()
-        if plain:
+        if ask("heads_without_transpose"):
             return X.view(b * num_heads, t, h // num_heads)
-        if turns:
+        if ask("heads_interleaved"):
             return X.view(b, t, -1, num_heads).permute(0, 3, 1, 2).reshape(b * num_heads, t, -1)
         return torch.cat(X.split(h // num_heads, dim=-1), dim=1).view(b * num_heads, t, h // num_heads)
 
     return transpose_qkv
 
 
-@maker
-def torch_transpose_output(wrong):
-    plain, turns = wrong("heads_joined_wrong"), wrong("heads_interleaved")
-
+@maker(*JOINS)
+def torch_transpose_output(ask):
     def transpose_output(X, num_heads):
         four = X.unflatten(0, (-1, num_heads))
-        if plain:
+        if ask("heads_joined_wrong"):
             return four.reshape(four.shape[0], four.shape[2], -1)
-        return (four.permute(0, 2, 3, 1) if turns else four.permute(0, 2, 1, 3)).flatten(2)
+        return (four.permute(0, 2, 3, 1) if ask("heads_interleaved") else four.permute(0, 2, 1, 3)).flatten(2)
 
     return transpose_output
 
 
-@maker
-def torch_positional_encoding(wrong):
-    ask = {name: wrong(name) for name in ("sin_cos_swapped", "wrong_exponent", "position_off_by_one")}.__getitem__
-
+@maker(*POSITIONS)
+def torch_positional_encoding(ask):
     class Positions(nn.Module):
         def __init__(self, num_hiddens, dropout, max_len=100):
             super().__init__()
@@ -180,11 +168,8 @@ def torch_positional_encoding(wrong):
     return Positions
 
 
-@maker
-def torch_causal(wrong):
-    ask = {name: wrong(name) for name in ("sees_future", "causal_corner", "mask_off_by_one", "no_scale", "scale_d",
-                                          "mask_zero", "softmax_axis")}.__getitem__  # fmt: skip
-
+@maker("sees_future", "causal_corner", "mask_off_by_one", "no_scale", "scale_d", "mask_zero", "softmax_axis")
+def torch_causal(ask):
     def causal_attention(q, k, v):
         steps = q.shape[1]
         scores = torch.einsum("bid,bjd->bij", q, k)
