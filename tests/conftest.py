@@ -160,6 +160,15 @@ def d2l(request):
     assert all(getattr(module, f"{name}Attention").__module__ == module.__name__ for name in ("MultiHead", "Additive"))
 
 
+@pytest.fixture
+def float64():
+    """torch's modules are made in float64."""
+    torch = needs.module("torch")
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
     return np.dtype(request.param)

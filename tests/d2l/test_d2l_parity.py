@@ -15,16 +15,8 @@ from hypothesis import strategies as st
 
 import mha_c
 import needs
+from book_models import is_eager
 from layouts import LAYOUTS
-
-EAGER, LAZY = needs.real_d2l.VERSIONS
-
-
-@pytest.fixture(params=[EAGER, LAZY])
-def version(request):
-    needs.d2l(request.param)
-    return request.param
-
 
 # --- What is drawn ---------------------------------------------------------------------------------
 
@@ -200,11 +192,10 @@ def drawn(data, **kwargs):
 
 @examples
 @given(data=st.data())
-def test_multi_head_attention(version, isa, dtype, data):
+def test_multi_head_attention(d2l, isa, dtype, data):
     call = drawn(data, dtype=dtype)
-    d2l = needs.d2l(version)
     torch.manual_seed(call.weight_seed)
-    sizes = (call.keys.shape[2], call.queries.shape[2], call.values.shape[2]) if version == EAGER else ()
+    sizes = (call.keys.shape[2], call.queries.shape[2], call.values.shape[2]) if is_eager(d2l) else ()
     arguments = (*sizes, call.num_hiddens, call.num_heads, 0.0)
     theirs = d2l.MultiHeadAttention(*arguments, bias=call.bias)
     theirs(*map(tensor, call.arrays), None) if dtype == np.float32 else theirs.double()(*map(tensor, call.arrays), None)
@@ -221,9 +212,9 @@ def test_multi_head_attention(version, isa, dtype, data):
 
 @examples
 @given(data=st.data())
-def test_dot_product_attention(version, isa, dtype, data):
+def test_dot_product_attention(d2l, isa, dtype, data):
     call = drawn(data, dtype=dtype, single_head=True, same_sizes=True)
-    theirs = needs.d2l(version).DotProductAttention(0.0)
+    theirs = d2l.DotProductAttention(0.0)
     ours = mha_c.DotProductAttention(0.0)
     ours.train(call.training)
     check_call(ours, theirs.train(call.training), call, dtype)
@@ -231,11 +222,11 @@ def test_dot_product_attention(version, isa, dtype, data):
 
 @examples
 @given(data=st.data())
-def test_additive_attention(version, isa, dtype, data):
+def test_additive_attention(d2l, isa, dtype, data):
     call = drawn(data, dtype=dtype, single_head=True)
     torch.manual_seed(call.weight_seed)
-    sizes = (call.keys.shape[2], call.queries.shape[2]) if version == EAGER else ()
-    theirs = needs.d2l(version).AdditiveAttention(*sizes, call.num_hiddens, 0.0)
+    sizes = (call.keys.shape[2], call.queries.shape[2]) if is_eager(d2l) else ()
+    theirs = d2l.AdditiveAttention(*sizes, call.num_hiddens, 0.0)
     theirs.to(getattr(torch, dtype.name))(*map(tensor, call.arrays), None)
     theirs = theirs.to(torch.float32)
     ours = mha_c.AdditiveAttention(*sizes, call.num_hiddens, 0.0, dtype=dtype)
@@ -249,13 +240,13 @@ def test_additive_attention(version, isa, dtype, data):
 
 @examples
 @given(data=st.data())
-def test_masked_softmax(version, isa, dtype, data):
+def test_masked_softmax(d2l, isa, dtype, data):
     batch, queries, keys = (data.draw(st.integers(1, n)) for n in (4, 20, 40))
     lens, numbers = data.draw(valid_lens(batch, queries, keys))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     x = LAYOUTS[data.draw(ARRANGED)](rng.normal(0, 3, (batch, queries, keys)).astype(dtype))
     before = np.array(x)
-    theirs = needs.d2l(version).masked_softmax
+    theirs = d2l.masked_softmax
     exact = theirs(tensor(x).double(), tensor(numbers)).numpy()
     ours = mha_c.masked_softmax(x, lens)
     # A weight is exp(x - max) / sum.  x - max is rounded by half a unit of at most 2 max|x| < 32, which moves the
@@ -267,8 +258,8 @@ def test_masked_softmax(version, isa, dtype, data):
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4)])
 @pytest.mark.parametrize("value", [0, -1, -1e6])
-def test_sequence_mask(version, dtype, shape, value, rng):
-    theirs = needs.d2l(version).sequence_mask
+def test_sequence_mask(d2l, dtype, shape, value, rng):
+    theirs = d2l.sequence_mask
     for lens in ([1, 2], [0, 3], [4, -1]):
         x = rng.standard_normal(shape).astype(dtype)
         before = x.copy()
@@ -278,11 +269,11 @@ def test_sequence_mask(version, dtype, shape, value, rng):
         np.testing.assert_array_equal(x, before)
 
 
-def test_transposes(version, dtype, rng):
-    d2l, heads = needs.d2l(version), 3
+def test_transposes(d2l, dtype, rng):
+    heads = 3
     x = rng.standard_normal((2, 4, 12)).astype(dtype)
     ours = mha_c.MultiHeadAttention(12, heads, 0.0)
-    if version == EAGER:
+    if is_eager(d2l):
         split, join = (lambda t: d2l.transpose_qkv(t, heads)), (lambda t: d2l.transpose_output(t, heads))
     else:
         theirs = d2l.MultiHeadAttention(12, heads, 0.0)
@@ -298,10 +289,9 @@ def test_transposes(version, dtype, rng):
 # --- What the book prints --------------------------------------------------------------------------
 
 
-def book_layers(version, h=8):
+def book_layers(d2l, h=8):
     """The layers of the book's scoring-function example: (ours, theirs, queries) twice."""
-    d2l = needs.d2l(version)
-    sizes = (2, 20) if version == EAGER else ()
+    sizes = (2, 20) if is_eager(d2l) else ()
     additive = d2l.AdditiveAttention(*sizes, h, 0.1).eval()
     return [
         (mha_c.AdditiveAttention(*sizes, h, 0.1), additive, np.ones((2, 1, 20), np.float32)),
@@ -309,10 +299,10 @@ def book_layers(version, h=8):
     ]
 
 
-def test_printed_result_of_the_scoring_functions(version, isa):
+def test_printed_result_of_the_scoring_functions(d2l, isa):
     keys = np.ones((2, 10, 2), np.float32)
     values = np.tile(np.arange(40, dtype=np.float32).reshape(1, 10, 4), (2, 1, 1))
-    for ours, theirs, queries in book_layers(version):
+    for ours, theirs, queries in book_layers(d2l):
         out = ours(queries, keys, values, [2, 6])
         # Equal weights of 1/2 and of 1/6: halves are exact, and sixths of small whole numbers come out to a few
         # units of 13 * 2**-24, the rounding of the largest term.
@@ -342,23 +332,22 @@ def test_printed_shape_of_the_multi_head_toy():
     assert attention.attention.attention_weights.shape == (10, 4, 6)
 
 
-def multi_head(make, version, dropout, bias):
-    sizes = (7, 6, 5) if version == EAGER else ()
+def multi_head(make, d2l, dropout, bias):
+    sizes = (7, 6, 5) if is_eager(d2l) else ()
     return make.MultiHeadAttention(*sizes, 12, 3, dropout, bias=bias)
 
 
 @pytest.mark.parametrize("dropout", [0, 0.0, 0.1, 0.5, 1, 1e-7])
-def test_repr(version, dropout):
-    d2l = needs.d2l(version)
+def test_repr(d2l, dropout):
     q, k, v = (np.ones((1, 2, n), np.float32) for n in (6, 7, 5))
     for bias in (False, True):
-        ours, theirs = multi_head(mha_c, version, dropout, bias), multi_head(d2l, version, dropout, bias).eval()
+        ours, theirs = multi_head(mha_c, d2l, dropout, bias), multi_head(d2l, d2l, dropout, bias).eval()
         assert repr(ours) == repr(theirs)
         ours(q, k, v)
         theirs(*map(tensor, (q, k, v)), None)
         assert repr(ours) == repr(theirs)
     assert repr(mha_c.DotProductAttention(dropout)) == repr(d2l.DotProductAttention(dropout))
-    sizes = (7, 6) if version == EAGER else ()
+    sizes = (7, 6) if is_eager(d2l) else ()
     ours, theirs = (make.AdditiveAttention(*sizes, 8, dropout) for make in (mha_c, d2l))
     assert repr(ours) == repr(theirs)
     ours(q, k, v)
@@ -367,12 +356,11 @@ def test_repr(version, dropout):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_state_dicts_are_interchangeable(version, bias):
-    d2l = needs.d2l(version)
+def test_state_dicts_are_interchangeable(d2l, bias):
     q, k, v = (np.ones((1, 2, n), np.float32) for n in (6, 7, 5))
-    sizes = (7, 6) if version == EAGER else ()
+    sizes = (7, 6) if is_eager(d2l) else ()
     pairs = [
-        (multi_head(mha_c, version, 0.1, bias), multi_head(d2l, version, 0.1, bias)),
+        (multi_head(mha_c, d2l, 0.1, bias), multi_head(d2l, d2l, 0.1, bias)),
         (mha_c.AdditiveAttention(*sizes, 8, 0.1), d2l.AdditiveAttention(*sizes, 8, 0.1)),
     ]
     for ours, theirs in pairs:
@@ -389,7 +377,7 @@ def test_state_dicts_are_interchangeable(version, bias):
             np.testing.assert_array_equal(ours.state_dict()[name], value.numpy())
 
 
-def test_type_in_is_type_out(version):
+def test_type_in_is_type_out(d2l):
     """CPU tensors in, a tensor out; the same numbers as for arrays."""
     x = np.random.default_rng(0).standard_normal((2, 4, 12), dtype=np.float32)
     ours = mha_c.MultiHeadAttention(12, 3, 0.0)
@@ -409,7 +397,7 @@ def test_error_is_typically_no_larger_than_torchs(isa):
     1.25: both sides round each product once, but torch's sums are blocked and ours run over the key index in a
     fixed order, so neither is the more exact by design; over 120 draws the ratio itself wavers by about 0.1.
     """
-    d2l, rng, squares = needs.d2l(EAGER), np.random.default_rng(5), []
+    d2l, rng, squares = needs.d2l("0.17.6"), np.random.default_rng(5), []
     for seed in range(120):
         batch, heads, d = rng.integers(1, 4), rng.integers(1, 6), rng.choice([3, 8, 20, 32, 64])
         queries, keys, h = rng.integers(4, 30), rng.integers(4, 60), int(heads * d)

@@ -20,13 +20,6 @@ NAMES = ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention"]
 OURS = tuple(getattr(mt, name) for name in NAMES)
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 # --- Patching -------------------------------------------------------------------------------------------
 
 

@@ -3,15 +3,12 @@
 Drawn: sizes, lengths in all forms, which inputs are one tensor, memory layouts, biases, scale of the data.
 """
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import needs
+from book_models import is_eager
 from mha_c import torch as mt
-
-EAGER, LAZY = needs.real_d2l.VERSIONS
 
 
 @st.composite
@@ -85,45 +82,28 @@ def compare(ours, theirs, weights_of, tensors, lens):
         torch.testing.assert_close(found[name], x, rtol=1e-9, atol=1e-11 * max(scale, 1), msg=note)
 
 
-@pytest.fixture(params=[EAGER, LAZY])
-def version(request):
-    needs.d2l(request.param)
-    return request.param
-
-
 @settings(max_examples=60)
 @given(call=calls())
-def test_multi_head_attention(call, version):
-    d2l = needs.d2l(version)
+def test_multi_head_attention(call, d2l, float64):
     q, k, v, lens, hiddens, heads, bias = call
-    sizes = (k.shape[2], q.shape[2], v.shape[2]) if version == EAGER else ()
-    torch.set_default_dtype(torch.float64)
-    try:
-        theirs = d2l.MultiHeadAttention(*sizes, hiddens, heads, 0.0, bias)
-        ours = mt.MultiHeadAttention(*sizes, hiddens, heads, 0.0, bias)
-        compare(ours, theirs, lambda layer: layer.attention.attention_weights, (q, k, v), lens)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    sizes = (k.shape[2], q.shape[2], v.shape[2]) if is_eager(d2l) else ()
+    theirs = d2l.MultiHeadAttention(*sizes, hiddens, heads, 0.0, bias)
+    ours = mt.MultiHeadAttention(*sizes, hiddens, heads, 0.0, bias)
+    compare(ours, theirs, lambda layer: layer.attention.attention_weights, (q, k, v), lens)
 
 
 @settings(max_examples=60)
 @given(call=calls(single_head=True))
-def test_additive_attention(call, version):
-    d2l = needs.d2l(version)
+def test_additive_attention(call, d2l, float64):
     q, k, v, lens, hiddens, _, _ = call
-    sizes = (k.shape[2], q.shape[2]) if version == EAGER else ()
-    torch.set_default_dtype(torch.float64)
-    try:
-        theirs, ours = d2l.AdditiveAttention(*sizes, hiddens, 0.0), mt.AdditiveAttention(*sizes, hiddens, 0.0)
-        compare(ours, theirs, lambda layer: layer.attention_weights, (q, k, v), lens)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    sizes = (k.shape[2], q.shape[2]) if is_eager(d2l) else ()
+    theirs, ours = d2l.AdditiveAttention(*sizes, hiddens, 0.0), mt.AdditiveAttention(*sizes, hiddens, 0.0)
+    compare(ours, theirs, lambda layer: layer.attention_weights, (q, k, v), lens)
 
 
 @settings(max_examples=60)
 @given(call=calls(single_head=True, same_sizes=True))
-def test_dot_product_attention(call, version):
-    d2l = needs.d2l(version)
+def test_dot_product_attention(call, d2l):
     q, k, v, lens, _, _, _ = call
     compare(mt.DotProductAttention(0.0), d2l.DotProductAttention(0.0), lambda x: x.attention_weights, (q, k, v), lens)
 
