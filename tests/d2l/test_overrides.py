@@ -3,44 +3,11 @@
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import mha_c.d2l
 import needs
 from notebook import LENS, additive, multi_head, numbers, same_under_patch
-
-
-class Names(TorchFunctionMode):
-    """The functions of torch that are called, but for looks at attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.names.add(getattr(func, "__name__", ""))
-        return func(*args, **(kwargs or {}))
-
-
-class Operations(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-class Tripled(torch.Tensor):
-    """Products with it are three times as large."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **(kwargs or {}))
-        return 3 * out if func is F.linear else out.as_subclass(cls) if func is torch.Tensor.detach else out
+from seen_by_torch import Names, Operations, Tripled
 
 
 @pytest.mark.parametrize("kind, wanted", [

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import inspect
-import io
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch
 import mha_c.d2l
 import needs
 import third_generation as book
+from features import saved
 from mha_c import torch as mt
 from mha_c.d2l import _classes
 
@@ -88,10 +88,7 @@ def test_convert(d2l):
     assert type(converted.attention.attention) is mt.DotProductAttention
     assert converted.attention.attention.empty_rows == "zero"
     torch.testing.assert_close(converted(x, LENS), expected, rtol=1e-5, atol=1e-5)
-    file = io.BytesIO()
-    torch.save(converted, file)
-    file.seek(0)
-    loaded = torch.load(file, **needs.whole_modules())
+    loaded = saved(converted, **needs.whole_modules())
     torch.testing.assert_close(loaded(x, LENS), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -5,7 +5,6 @@ MHA_D2L_NEU names a checkout of smolix/d2l-neu: then its own d2l/torch.py is put
 
 import contextlib
 import copy
-import io
 import os
 import pickle
 from pathlib import Path
@@ -18,6 +17,7 @@ import mha_c
 import mha_c.d2l
 import needs
 import third_generation as stand_in
+from features import saved
 from mha_c import torch as mt
 
 needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
@@ -171,10 +171,7 @@ def test_saved_copied_and_loaded(d2l):
             for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
                 torch.testing.assert_close(twin.attention_weights, model.attention_weights, atol=0, rtol=0)
                 torch.testing.assert_close(twin(*inputs), expected)  # torch's products depend on where memory begins
-            file = io.BytesIO()
-            torch.save(model.state_dict(), file)
-            file.seek(0)
-            model.load_state_dict(torch.load(file))
+            model.load_state_dict(saved(model.state_dict()))
 
 
 # --- Alone ------------------------------------------------------------------------------------------------

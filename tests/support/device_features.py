@@ -7,7 +7,6 @@ d2l's give, forward and backward, in float32 (1e-5) and in float64 (1e-11).
 """
 
 import copy
-import io
 import sys
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import torch
 import needs
 import own_device
 from book_models import is_eager
-from features import ON_DEVICES, weights_of
+from features import ON_DEVICES, saved, weights_of
 
 OWN = own_device.load()
 BEGIN, END = "<!-- made by `python tests/support/device_features.py` -->", "<!-- end of the table of devices -->"
@@ -73,11 +72,9 @@ def _(layer, x, lens):
 
 @feature("`copy.deepcopy`, `state_dict` there and back")
 def _(layer, x, lens):
-    file = io.BytesIO()
-    torch.save(layer.cpu().state_dict(), file)
-    file.seek(0)
+    state = saved(layer.cpu().state_dict())
     twin = copy.deepcopy(layer).to(OWN)
-    twin.load_state_dict(torch.load(file))
+    twin.load_state_dict(state)
     return with_gradients(twin, x, twin(x, x, x, lens))
 
 

@@ -1,7 +1,10 @@
 """Tables of the docs, a row for each feature: torch_features.py and notebook_features.py fill one, device_features.py
 another."""
 
+import io
 import warnings
+
+import torch
 
 
 class Features(dict):
@@ -29,6 +32,14 @@ class Features(dict):
 
 OF_TORCH = Features("| of torch | `mha_c.torch` beside d2l's own |")
 ON_DEVICES = Features("| on another device | `mha_c.torch` beside d2l's own, both generations |")
+
+
+def saved(thing, **options):
+    """What torch.load gives of it, once torch.save has written it."""
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return torch.load(file, **options)
 
 
 def weights_of(layer):

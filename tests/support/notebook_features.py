@@ -8,6 +8,7 @@ from torch import nn
 
 import needs
 from features import OF_TORCH, weights_of
+from seen_by_torch import Names, Operations, Tripled
 
 feature = OF_TORCH.feature
 
@@ -113,43 +114,18 @@ def _(layer, x, lens):
 
 @feature("what a `TorchDispatchMode` and a `TorchFunctionMode` see")
 def _(layer, x, lens):
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = set()
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.add(getattr(func, "__name__", ""))
-            return func(*args, **(kwargs or {}))
-
-    class Operations(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.add(str(func))
-            return func(*args, **(kwargs or {}))
-
-    with Functions(), Operations():
+    with Names() as functions, Operations() as operations:
         out = layer(x, x, x, lens)
         torch.autograd.grad(out.sum(), x)
     names = "linear", "bmm", "softmax", "dropout", "aten.mm.default", "aten.bmm.default", "aten._softmax.default"
-    return [out, *(name in seen for name in names)]
-
-
-class Twice(torch.Tensor):
-    """A weight as torchao's are: products with it are its own."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            out = func(*args, **(kwargs or {}))
-        return 2 * out if func is nn.functional.linear else out.as_subclass(cls) if func is torch.Tensor.detach else out
+    return [out, *(name in functions.names | operations.names for name in names)]
 
 
 @feature("inputs and weights of a class with a `__torch_function__` of its own, as quantized ones")
 def _(layer, x, lens):
-    found, x = [layer(x.as_subclass(Twice), x, x, lens)], x.detach()
+    found, x = [layer(x.as_subclass(Tripled), x, x, lens)], x.detach()
     for linear in [child for child in layer.modules() if isinstance(child, nn.Linear)]:
-        linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Twice), requires_grad=False)
+        linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Tripled), requires_grad=False)
     return [*found, layer(x, x, x, lens)]
 
 

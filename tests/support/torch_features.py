@@ -24,7 +24,7 @@ from torch.autograd import functional as AF
 from torch.nn.utils import prune
 
 import needs
-from features import OF_TORCH, weights_of
+from features import OF_TORCH, saved, weights_of
 
 feature = OF_TORCH.feature
 BEGIN, END = "<!-- made by `python tests/support/torch_features.py` -->", "<!-- end -->"
@@ -233,10 +233,7 @@ def _(layer, x, lens):
 
 @feature("deepcopy, pickle, `torch.save`")
 def _(layer, x, lens):
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    twins = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)
+    twins = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), saved(layer, weights_only=False)
     return [twin(x, x, x, lens) for twin in twins]
 
 
@@ -244,12 +241,9 @@ def loaded(layer):
     """Saved whole and read back by a torch.load that runs nothing: d2l's classes are named one by one."""
     from mha_c import torch as mt
 
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
     named = mt.safe_globals() if isinstance(layer, tuple(mt.safe_globals())) else {type(m) for m in layer.modules()}
     with torch.serialization.safe_globals([*named]):
-        return torch.load(file, weights_only=True)
+        return saved(layer, weights_only=True)
 
 
 @feature("`torch.load(weights_only=True)` of a module saved whole, `safe_globals()` allowed")
@@ -278,17 +272,20 @@ def _(layer, x, lens):
     return [out, *torch.autograd.grad(out.square().sum(), leaves(layer, x))]
 
 
+class Around(nn.Module):
+    """A model of one layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, q, k, v, lens=None):
+        return self.layer(q, k, v, lens)
+
+
 @feature("`torch.jit.trace`")
 def _(layer, x, lens):
-    class Call(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, q, k, v):
-            return self.layer(q, k, v, None)
-
-    traced = torch.jit.trace(Call(), (x, x + 1, x + 2), check_trace=False)
+    traced = torch.jit.trace(Around(layer), (x, x + 1, x + 2), check_trace=False)
     return [traced(2 * x, x, x)]
 
 
@@ -329,15 +326,7 @@ def _(layer, x, lens):
 
 @feature("`torch.fx.symbolic_trace` of a model around it")
 def _(layer, x, lens):
-    class Call(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, q, k, v, lens):
-            return self.layer(q, k, v, lens)
-
-    return [torch.fx.symbolic_trace(Call())(x, 2 * x, x, lens)]
+    return [torch.fx.symbolic_trace(Around(layer))(x, 2 * x, x, lens)]
 
 
 @feature("device `meta`")
@@ -349,14 +338,14 @@ def _(layer, x, lens):
 import notebook_features  # noqa: E402, F401  their rows come behind these
 
 
-def pairs():
-    """(ours, d2l's) with the same weights; d2l's is a wrapper where the feature's calls differ."""
+def pairs(bias=False):
+    """(ours, d2l's) with the same weights."""
     from mha_c import torch as mt
 
     d2l = needs.d2l("0.17.6")
     torch.manual_seed(0)
     for ours, theirs in (
-        (mt.MultiHeadAttention(4, 4, 4, 4, 2, 0.0), d2l.MultiHeadAttention(4, 4, 4, 4, 2, 0.0)),
+        (mt.MultiHeadAttention(4, 4, 4, 4, 2, 0.0, bias), d2l.MultiHeadAttention(4, 4, 4, 4, 2, 0.0, bias)),
         (mt.AdditiveAttention(4, 4, 3, 0.0), d2l.AdditiveAttention(4, 4, 3, 0.0)),
         (mt.DotProductAttention(0.0), d2l.DotProductAttention(0.0)),
     ):

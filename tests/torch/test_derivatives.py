@@ -13,6 +13,7 @@ from torch.autograd import functional as AF
 import needs
 from mha_c import torch as mt
 from mha_c.torch import functional
+from torch_features import pairs
 from torch_modules import leaf, seeded
 
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
@@ -108,23 +109,10 @@ def tanh_of(layer, lens):
     return lambda x: torch.tanh(layer(x, x, x, lens)).sum()
 
 
-def pairs():
-    """Our layer beside one that is computed by torch, with the same weights."""
-    d2l = needs.d2l("0.17.6")
-    torch.manual_seed(0)
-    for ours, theirs in (
-        (mt.MultiHeadAttention(4, 4, 4, 4, 2, 0.0, True), d2l.MultiHeadAttention(4, 4, 4, 4, 2, 0.0, True)),
-        (mt.AdditiveAttention(4, 4, 3, 0.0), d2l.AdditiveAttention(4, 4, 3, 0.0)),
-        (mt.DotProductAttention(0.0), d2l.DotProductAttention(0.0)),
-    ):
-        theirs.load_state_dict(ours.state_dict())
-        yield ours.double(), theirs.double()
-
-
 @pytest.mark.parametrize("lens", [None, torch.tensor([3, 1])])
 def test_what_torch_asks_with_second_derivatives(lens):
     x, direction = torch.randn(2, 3, 4, dtype=F64), torch.randn(2, 3, 4, dtype=F64)
-    for ours, theirs in pairs():
+    for ours, theirs in pairs(bias=True):
         found, expected = (
             [
                 AF.hessian(tanh_of(layer, lens), x),
@@ -155,7 +143,7 @@ def test_a_penalty_on_the_gradient():
             x.grad = grad
 
     for way in (by_backward, by_backward_of_inputs, by_grad):
-        for ours, theirs in pairs():
+        for ours, theirs in pairs(bias=True):
             results = []
             for layer in (ours, theirs):
                 x = torch.linspace(-1, 1, 24, dtype=F64).reshape(2, 3, 4).requires_grad_()
@@ -203,7 +191,7 @@ def test_padding_may_hold_nan_in_second_derivatives_too():
 def test_dual_numbers(grad):
     """A tangent in the inputs, or in a parameter alone, and whether or not gradients are recorded."""
     direction = torch.randn(2, 3, 4, dtype=F64)
-    for ours, theirs in pairs():
+    for ours, theirs in pairs(bias=True):
         tangents = []
         for layer in (ours, theirs):
             x = torch.linspace(-1, 1, 24, dtype=F64).reshape(2, 3, 4)
@@ -233,7 +221,7 @@ def test_dual_numbers(grad):
 def test_torch_func(lens):
     F = torch.func
     x, t = torch.randn(2, 3, 4, dtype=F64), torch.randn(2, 3, 4, dtype=F64)
-    for ours, theirs in pairs():
+    for ours, theirs in pairs(bias=True):
         results = []
         for layer in (ours, theirs):
             call, loss = (lambda x, layer=layer: layer(x, x, x, lens)), tanh_of(layer, lens)
@@ -321,7 +309,7 @@ def entropy(weights):
 @pytest.mark.parametrize("lens", [None, torch.tensor([3, 1]), torch.tensor([[0, 2, 1], [3, 3, 0]])])
 @pytest.mark.parametrize("keys", [3, 30])  # the weights are kept; or they are computed again
 def test_weights_in_a_loss(lens, keys):
-    for ours, theirs in pairs():
+    for ours, theirs in pairs(bias=True):
         results = []
         for layer in (ours, theirs):
             x = torch.linspace(-1, 1, 24, dtype=F64).reshape(2, 3, 4).requires_grad_()

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import inspect
-import io
 import pickle
 import pydoc
 import warnings
@@ -15,6 +14,7 @@ from torch import nn
 
 import mha_c
 import needs
+from features import saved
 from mha_c import torch as mt
 from torch_modules import inputs, sized_layers
 
@@ -152,10 +152,7 @@ def test_copies_after_a_training_step(name, how):
     out = layer(*tensors, torch.tensor([3, 5]))
     out.sum().backward()
     if how == "save":
-        file = io.BytesIO()
-        torch.save(layer, file)
-        file.seek(0)
-        twin = torch.load(file, **needs.whole_modules())
+        twin = saved(layer, **needs.whole_modules())
     else:
         copies = {"deepcopy": copy.deepcopy, "copy": copy.copy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
         twin = copies[how](layer)

@@ -1,7 +1,6 @@
 """Modules saved whole, and loaded on the same device or another one."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 import needs
 import own_device
-from features import weights_of
+from features import saved, weights_of
 from torch_modules import layers
 
 
@@ -20,7 +19,7 @@ from torch_modules import layers
 def test_a_module_saved_whole_after_a_call_loads_onto_another_device(place, how, name, n):
     needs.of_torch("torch.load(weights_only)")
     device = torch.device("meta") if place == "meta" else own_device.load()
-    layer, x, file = layers()[name].eval(), torch.randn(2, n, 12), io.BytesIO()
+    layer, x = layers()[name].eval(), torch.randn(2, n, 12)
     with torch.set_grad_enabled(how != "no gradients"):
         (torch.compile(layer, backend="eager") if how == "compiled" else layer)(x, x, x, torch.tensor([3, n]))
     wanted = weights_of(layer).detach().clone()
@@ -28,9 +27,7 @@ def test_a_module_saved_whole_after_a_call_loads_onto_another_device(place, how,
         layer(x, x, x, torch.tensor([3, n]))
     if how == "assigned":
         layer.attention_weights = wanted
-    torch.save(layer, file)
-    file.seek(0)
-    found = torch.load(file, map_location=place, weights_only=False)
+    found = saved(layer, map_location=place, weights_only=False)
     assert all(parameter.device == device for parameter in found.parameters())
     for again in (found, copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
         weights = again.attention_weights if how == "assigned" else weights_of(again)

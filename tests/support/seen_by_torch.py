@@ -1,0 +1,38 @@
+"""Who sees torch's operations, or changes them: modes, and a class of tensors."""
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Names(TorchFunctionMode):
+    """The functions of torch that are called, but for looks at attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.add(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Tripled(torch.Tensor):
+    """A weight as torchao's are: products with it are its own, here three times as large."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        return 3 * out if func is nn.functional.linear else out.as_subclass(cls) if func is torch.Tensor.detach else out
