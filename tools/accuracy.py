@@ -77,17 +77,17 @@ def measure_all(lengths, dims):
 
 HEAD = """# How exact the results are
 
-The results of `mha_c` are as exact as torch's own: both differ from the book's formulas only by rounding. The tables say
-by how much, for ordinary numbers and for numbers chosen to be difficult.
+The results of `mha_c` are as exact as torch's own: both differ from the book's formulas only by rounding. The tables
+say by how much, for ordinary numbers and for numbers chosen to be difficult.
 
-Our errors are compared with those of torch's plain attention (matmul, softmax, matmul in the same type, no fused kernel)
-on the same inputs, and with what rounding allows. `python tools/accuracy.py` writes this page; `make test` checks the
-limits in `tests/exactness/test_accuracy.py`.
+Our errors are compared with those of torch's plain attention (matmul, softmax, matmul in the same type, no fused
+kernel) on the same inputs, and with what rounding allows. `python tools/accuracy.py` writes this page; `make test`
+checks the limits in `tests/exactness/test_accuracy.py`.
 
 - **R** is our largest error over torch's, as root mean square over {draws} draws. Below 1, ours is more exact.
 - **kappa** is an error divided by what the rounding of its sums can cause:
-  `u (sum p|v| + sum p|v - o| scale sum|q k|)` with u = 2^-24 or 2^-53. It measures ordinary, huge and cancelling numbers
-  alike; a sum of n terms, added one after another, may reach n.
+  `u (sum p|v| + sum p|v - o| scale sum|q k|)` with u = 2^-24 or 2^-53. It measures ordinary, huge and cancelling
+  numbers alike; a sum of n terms, added one after another, may reach n.
 - The exact result is computed in long double for float64, and in float64 for float32.
 
 {machine}
@@ -97,17 +97,17 @@ limits in `tests/exactness/test_accuracy.py`.
 IN_SHORT = """## In short
 
 `make test` checks that R is at most 2 (sqrt(2) times that for scalar kernels) in all families except those marked *
-below: in these, R depends on luck, and is anything from 0.02 to 42. Kappa is at most 16 (for scalar kernels sqrt(2) times
-that) in all families. The first two columns leave out the families marked *.
+below: in these, R depends on luck, and is anything from 0.02 to 42. Kappa is at most 16 (sqrt(2) times that for scalar
+kernels) in all families. The first two columns leave out the families marked *.
 
 """
 
 CLOSING = """
 ## What is behind the figures
 
-- The products of a score are summed in parts of 32, the weighted values in parts of 64, and these in depth blocks of 128
-  and key blocks. When blocks are joined, a second number keeps what the sums of weights and the outputs lose to rounding.
-  This is why R is below 1, and why kappa does not grow with the number of keys.
+- The products of a score are summed in parts of 32, the weighted values in parts of 64, and these in depth blocks of
+  128 and key blocks. When blocks are joined, a second number keeps what the sums of weights and the outputs lose to
+  rounding. This is why R is below 1, and why kappa does not grow with the number of keys.
 - For a few keys torch's matrix product uses kernels that split sums of 64 more finely than into parts of 32: there R is
   above 1, by an amount that only such a comparison shows (kappa is at most {small_kappa:.1f}).
 - If a large key comes last, one long sum is rounded at its size only once; ours is rounded so at the end of each part,

@@ -17,13 +17,13 @@ SECONDS = 120  # for one notebook on two cores
 
 # For each notebook: what it installs, how many pictures and pages it shows, and what its printed text must match.
 SHOWN = {
-    "bahdanau": ("torch matplotlib", 1, 1, [r"loss 0\.\d+", r"tokens/s", r"kept back: bleu (0\.[5-9]|1\.)"]),
+    "bahdanau": ("torch matplotlib", 1, 1, [r"loss 0\.\d+", r"tokens/s", r"held-out sentences: bleu (0\.[5-9]|1\.)"]),
     "decoding": (
         "matplotlib",
         2,
         0,
         [
-            r"(?s)(to the bit the same: True.*){3}",
+            r"(?s)(the same to the last bit: True.*){3}",
             r"rows in all: 40200 again, 400 with a cache",
             r"all steps: ([2-9]|\d\d)[\d.]+ times faster.*the last ten: ([3-9]|\d\d)",
             r"item 1 as if it were alone: True",
@@ -66,7 +66,7 @@ SHOWN = {
         1,
         0,
         [
-            r"those of training: 1 of 8",
+            r"the same as in training: 1 of 8",
             r"position 0 for each: two orders of words differ by \d\.\de-0[78]",
             r"its own position: two orders of words differ by \d\.\de-01",
             r"position 0 for each: off by [1-9]",
