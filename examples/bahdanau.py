@@ -2,8 +2,8 @@
 
     python examples/bahdanau.py [--data fra.txt] [--epochs 150]
 
-Takes some five minutes, and imports torch and matplotlib.  The sizes are the book's.  Prints loss, tokens/s,
-translations and their BLEU; writes the attention weights of one sentence and their heat map.
+This takes some five minutes, and needs torch and matplotlib.  The sizes are the book's.  The program prints loss,
+tokens/s, translations and their BLEU, and saves the attention weights of one sentence and their heat map.
 """
 
 import torch

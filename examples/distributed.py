@@ -1,12 +1,13 @@
 """The book's Transformer (d2l 1.0, chapter 11) with mha_c's attention, trained by several processes.
 
-    pip install d2l==1.0.3 --no-deps          # and what of its own needs you have: matplotlib, pandas, requests
+    pip install d2l==1.0.3 --no-deps          # and what it needs: matplotlib, pandas, requests
     torchrun --nproc-per-node 2 examples/distributed.py [--epochs 30] [--checkpoints build/checkpoints]
 
-Data parallel: every process has the whole model (DistributedDataParallel) and its share of each batch, and the losses
-are those of one process on the whole batch.  Rank 0 alone shows progress and, at the end, translations.  After each
-epoch all processes save together; a run that was killed goes on behind its last complete checkpoint when started
-again, and `torchrun --max-restarts 3` starts it again by itself.  Takes minutes, as transformer.py does; imports torch.
+Training is data parallel: every process has the whole model (DistributedDataParallel) and its share of each batch, and
+the losses are those of one process on the whole batch.  Rank 0 alone shows progress and, at the end, translations.
+After each epoch all processes save together; a run that was killed continues from its last complete checkpoint when you
+start it again, and `torchrun --max-restarts 3` does this automatically.  It takes minutes, like transformer.py, and
+needs torch.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ import mha_c.d2l
 
 
 class DecoderBlock(nn.Module):
-    """As the book has it in section 11.7.5: not in d2l's package."""
+    """That of the book's section 11.7.5, which is not in d2l's package."""
 
     def __init__(self, num_hiddens, ffn_hiddens, num_heads, dropout):
         super().__init__()
@@ -68,7 +69,7 @@ class Transformer(nn.Module):
         return self.dense(X)
 
     def translate(self, source, lens, bos, eos, num_steps):
-        """Token numbers up to eos; and, in the place of weights, None."""
+        """Token numbers up to eos, and None instead of weights."""
         tokens = [bos]
         while len(tokens) <= num_steps and tokens[-1] != eos:
             tokens.append(int(self(source, lens, torch.tensor([tokens]))[0, -1].argmax()))
@@ -79,7 +80,7 @@ class Transformer(nn.Module):
 
 
 def save(folder, epoch, model, optimizer):
-    """All ranks write together; only then does `latest` name the new one, and the one before goes."""
+    """All ranks write together; only then `latest` names the new checkpoint, and the previous one is removed."""
     names = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
     saving.save(names, checkpoint_id=folder / f"epoch-{epoch}")
     if dist.get_rank() == 0:
@@ -92,7 +93,7 @@ def save(folder, epoch, model, optimizer):
 
 
 def resume(folder, model, optimizer):
-    """The number of epochs that are done already."""
+    """The number of epochs that are already done."""
     latest = folder / "latest"
     done = int(latest.read_text()) if latest.exists() else 0
     if done:
@@ -106,7 +107,7 @@ def resume(folder, model, optimizer):
 
 
 def train_epoch(model, optimizer, batches, pad):
-    """Adam on the cross-entropy of the next token; the mean loss of a token, over all ranks."""
+    """Adam on the cross-entropy of the next token; returns the mean loss per token over all ranks."""
     rank, n = dist.get_rank(), dist.get_world_size()
     sums = torch.zeros(2)
     for batch in batches:
@@ -124,14 +125,14 @@ def train_epoch(model, optimizer, batches, pad):
 
 
 def train(options, corpus):
-    """What this rank does of the training; then rank 0 translates."""
+    """This rank's share of the training; then rank 0 translates."""
     rank, n = dist.get_rank(), dist.get_world_size()
     sizes = len(corpus.source_vocab), len(corpus.target_vocab)
     torch.manual_seed(options.seed)
     model = Transformer(
         *sizes, options.num_hiddens, options.ffn_num_hiddens, options.num_heads, options.num_layers, options.dropout
     )
-    model(*next(corpus.batches(2))[:3])  # d2l's layers get their sizes from what they are given
+    model(*next(corpus.batches(2))[:3])  # d2l's layers take their sizes from their first inputs
     model.apply(translation.initialize)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.Adam(parallel.parameters(), lr=options.learning_rate)

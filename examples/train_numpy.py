@@ -1,18 +1,18 @@
-"""Train attention in plain NumPy: look words up in a dictionary that is another one each time.
+"""Train attention in plain NumPy: look symbols up in a dictionary that changes every time.
 
     python examples/train_numpy.py
 
-An item is a dictionary, some pairs (key, value) of symbols drawn anew, and questions, some of its keys; the answer
-to each is the value beside that key.  Nothing but attention can do this: queries are the embedded questions, keys and
-values the embedded pairs, and what has to be learned is to look where query and key are the same symbol.
+An item is a dictionary, a few random pairs (key, value) of symbols, and questions, which are some of its keys; the
+answer to each question is the value of that key.  This needs attention: queries are the embedded questions, keys and
+values the embedded pairs, and the model has to learn to look where query and key are the same symbol.
 
     questions -- embed --- queries --.
     keys ------- embed --- keys ----- MultiHeadAttention -- linear -- scores of all values -- cross-entropy
     values ----- embed --- values --'
 
-A training step is: call the layer with training=True, work out the gradient of the loss with respect to its output,
-hand that to `backward`, and move each parameter against its gradient.  All of it takes about two seconds; guessing
-would give a loss of log(20) = 3.0 and 5 % right answers.
+A training step has four parts: call the layer with training=True, compute the gradient of the loss with respect to its
+output, pass that to `backward`, and move each parameter against its gradient.  The training takes about two seconds;
+guessing would give a loss of log(20) = 3.0 and 5 % right answers.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def draw_items(rng, n_items):
     """keys (B, PAIRS) without repetition, values, how many pairs each dictionary has, questions, answers."""
     keys = rng.random((n_items, N_KEYS)).argsort(axis=1)[:, :PAIRS]
     values = rng.integers(0, N_VALUES, (n_items, PAIRS))
-    n_pairs = rng.integers(2, PAIRS + 1, n_items)  # the pairs beyond are padding, which the layer leaves out
+    n_pairs = rng.integers(2, PAIRS + 1, n_items)  # pairs beyond are padding, which the layer ignores
     asked = rng.integers(0, n_pairs[:, None], (n_items, QUESTIONS))
     return keys, values, n_pairs, np.take_along_axis(keys, asked, 1), np.take_along_axis(values, asked, 1)
 
@@ -52,7 +52,7 @@ class Adam:
 
 
 class Weight:
-    """A parameter of our own beside the layer's: an embedding, or the weight of the last layer."""
+    """A parameter that is not the layer's: an embedding, or the weight of the last layer."""
 
     def __init__(self, rng, *shape):
         self.data = (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -77,7 +77,7 @@ class Lookup:
         return self.found @ self.scores.data.T
 
     def backward(self, grad_scores, keys, values, questions):
-        """Fills `grad` of all parameters."""
+        """Sets `grad` of all parameters."""
         self.scores.grad = np.einsum("bqv,bqf->vf", grad_scores, self.found)
         self.mha.zero_grad()
         grad_queries, grad_keys, grad_values = self.mha.backward(grad_scores @ self.scores.data)
@@ -97,7 +97,7 @@ def cross_entropy(scores, answers):
 
 
 def progress(steps):
-    """Steps to go through, and a function to say something meanwhile: a bar where tqdm is installed."""
+    """The steps to iterate over, and a function that prints a line meanwhile; with a bar if tqdm is installed."""
     try:
         from tqdm import tqdm
     except ImportError:

@@ -2,9 +2,9 @@
 
     python examples/transformer.py [--data fra.txt] [--epochs 60]
 
-Takes a minute or two, and imports torch and matplotlib.  The sizes are the book's.  Prints loss, tokens/s, translations
-and their BLEU; writes the attention weights of one sentence (decoder on encoder, each block and head) and their heat
-maps.
+This takes a minute or two, and needs torch and matplotlib.  The sizes are the book's.  The program prints loss,
+tokens/s, translations and their BLEU, and saves the attention weights of one sentence (decoder on encoder, each block
+and head) and their heat maps.
 """
 
 import math
@@ -70,7 +70,7 @@ class DecoderBlock(nn.Module):
         self.ffn = feed_forward(h, ffn_hiddens)
 
     def forward(self, X, encoded, lens, earlier):
-        """X (B, T, h), the inputs of this block at earlier steps (B, S, h) or None; returns X and all inputs."""
+        """X (B, T, h); the block's inputs at earlier steps (B, S, h) or None.  Returns X and all inputs."""
         keys = X if earlier is None else torch.cat([earlier, X], dim=1)
         # Token t of this call may see the earlier ones and tokens up to t: a length for each query.
         n_before = keys.shape[1] - X.shape[1]

@@ -1,7 +1,7 @@
 """What the two translation examples share: pairs of sentences, vocabularies, training, translating, BLEU, pictures.
 
 The corpus is a text file in the format of fra-eng (http://www.manythings.org/anki/): English, tab, French, one pair
-a line.  data/fra_eng_small.txt is made by data/make_corpus.py; the original file can be given instead.
+per line.  data/make_corpus.py makes data/fra_eng_small.txt; you can give the original file instead.
 """
 
 import argparse
@@ -25,7 +25,7 @@ PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 
 
 def split(text):
-    """Lower-case tokens of one sentence; punctuation stands alone."""
+    """Lower-case tokens of one sentence; each punctuation mark is a token."""
     text = text.lower().replace("\u202f", " ").replace("\xa0", " ")
     spaced = "".join(f" {c}" if c in ",.!?" else c for c in text)
     return spaced.split()
@@ -47,7 +47,7 @@ def read_pairs(path, n_pairs):
 
 
 class Vocab:
-    """Tokens seen at least twice, the most frequent first, and numbers for them."""
+    """Tokens that occur at least twice, the most frequent first, and their numbers."""
 
     def __init__(self, sentences):
         counts = collections.Counter(token for sentence in sentences for token in sentence)
@@ -58,7 +58,7 @@ class Vocab:
         return len(self.tokens)
 
     def encode(self, tokens, num_steps):
-        """num_steps numbers: the tokens, <eos>, padding; and how many of them are no padding."""
+        """num_steps numbers: the tokens, <eos> and padding; and how many of them are not padding."""
         known = [self.number.get(token, 0) for token in tokens]
         numbers = [*known[: num_steps - 1], self.number[EOS]]
         return numbers + [self.number[PAD]] * (num_steps - len(numbers)), len(numbers)
@@ -78,7 +78,7 @@ class Corpus:
         self.target = torch.tensor([numbers for numbers, _ in targets])
 
     def batches(self, size):
-        """In random order: source, lengths, decoder input (shifted right behind <bos>), target."""
+        """In random order: source, lengths, decoder input (the target shifted right, after <bos>), target."""
         bos, order = self.target_vocab.number[BOS], torch.randperm(len(self.pairs))
         for rows in order.split(size):
             target = self.target[rows]
@@ -90,7 +90,7 @@ class Corpus:
 
 
 class Progress:
-    """A bar of tqdm if that is installed, else one of ours; `note` shows a line of figures behind it."""
+    """A bar of tqdm if that is installed, else our own; `note` is shown after it."""
 
     def __init__(self, total, label):
         self.total, self.label, self.done, self.bar = total, label, 0, None
@@ -117,7 +117,7 @@ class Progress:
 
 
 def initialize(module):
-    """Xavier-uniform weights, as in the book: for each nn.Linear and nn.GRU, those inside mha_c's layers included."""
+    """Xavier-uniform weights, as in the book, for each nn.Linear and nn.GRU, including those inside mha_c's layers."""
     if type(module) is nn.Linear:
         nn.init.xavier_uniform_(module.weight)
     if type(module) is nn.GRU:
@@ -218,7 +218,7 @@ def arguments(description, **defaults):
     parser.add_argument("--num-hiddens", type=int, default=32)
     parser.add_argument("--num-layers", type=int, default=2)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--num-steps", type=int, default=10, help="tokens of a sentence, <eos> included")
+    parser.add_argument("--num-steps", type=int, default=10, help="tokens of a sentence, including <eos>")
     parser.add_argument("--sentence", default="She takes the car.", help="the one whose attention is drawn")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("build"), help="where the weights and the picture go")
