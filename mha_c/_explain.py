@@ -67,7 +67,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     -------
     Explanation
         Prints as text; `as_dict()` returns the same facts by name.  Times are estimates: the core uses them to choose
-        the number of threads.  For a torch module the text first says what computes the call: this depends on the
+        the number of threads.  For a torch module the text first says how the call is computed: this depends on the
         device of its tensors and on what observes the call (a compiler, a transform, hooks).  Further lines follow only
         if the core or torch's own operations compute it.
 

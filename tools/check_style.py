@@ -42,6 +42,17 @@ PHRASES = {
     r"speaks DLPack": "is a DLPack object",
     r"For the first weights": "random numbers for the initial weights",
     r"misses (dropout|a size|num_)": "is missing",
+    r"\banew\b": "again",
+    r"in earnest": "in practice",
+    r"kept back\b": "held out",
+    r"to the bit the same": "the same to the last bit",
+    r"shar(e|es|ed|ing) (them |it )?out\b": "distribute, divide",
+    r"(win|wins|won) .{0,20}\bback\b": "regain",
+    r"asks? the network": "needs no network",
+    r"takes? it back": "undo",
+    r"says? what computes": "says how ... is computed",
+    r"of which other programs": "shared with other programs",
+    r"\bthe mend\b": "the fix",
 }
 BANNED = [
     (re.compile(r"/(home|root|Users)/\w"), "a path of one machine"),

@@ -301,7 +301,7 @@ def _copied(layer: Any) -> Any:
     """A copy to put weights into, in evaluation mode.
 
     Tensors kept with their graph, which nobody copies, lose it; weights without sizes, which torch 1.12 fails to copy,
-    are made anew.
+    are made again.
     """
     in_torch = callable(getattr(layer, "modules", None))
     held = [x for part in (layer.modules() if in_torch else [layer]) for x in vars(part).values()]

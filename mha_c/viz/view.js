@@ -8,7 +8,7 @@
 const MODES = ["Matrix", "Lines", "Sentence"];
 const BARS = 6; // keys listed in the column
 const CHOSEN = { head: 0, mode: "Matrix", topk: 4, root: null, row: null, column: null, pointed: null, focus: null, zoom: null };
-const MARKS = ["row", "column", "pointed"]; // what is only marked: all else is drawn anew
+const MARKS = ["row", "column", "pointed"]; // what is only marked: all else is drawn again
 
 async function buildView(host, data) {
   const view = await makeView(data, Store({}));

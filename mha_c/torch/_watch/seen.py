@@ -45,7 +45,7 @@ class Call:
 
     @property
     def weights(self) -> Tensor:
-        """The attention weights (B, H, Q, K), before dropout, without gradient; computed anew at each reading."""
+        """The attention weights (B, H, Q, K), before dropout, without gradient; computed again at each reading."""
         return self._tensor(self._made_of.source().weights())
 
     def received(self) -> Tensor:
