@@ -7,7 +7,7 @@ operations in the book's order.  A call of a small layer takes about ten microse
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
 import torch
@@ -160,16 +160,23 @@ class AttentionModule(ShowsWeights, Viewable):
             training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
         ) -> Tensor: ...  # fmt: skip
 
+    @overload  # what editors show
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+    ) -> Tensor: ...  # fmt: skip
+    @overload
+    def forward(
+        self, queries: Tensor, keys: ProjectedKeyValues, values: Optional[Tensor] = None, valid_lens: Any = None, *,
+        training: Optional[bool] = None,
+    ) -> Tensor: ...  # fmt: skip
     @calls.shows_names
     def forward(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *defaults: Any,
         training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
-        """One call of the layer: see the class.
-
-        `defaults`: None for each keyword; torch.onnx.export(dynamo=False) passes these by position.
-        """
-        try:
+        """One call of the layer: see the class."""
+        try:  # defaults: None for each keyword, which torch.onnx.export(dynamo=False) passes by position
             if defaults or misnamed:
                 calls.check_rest(type(self).__name__, defaults, misnamed, self._with_masks)
             if training is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -71,6 +71,8 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         Layers of the GRU.
     dropout : float
         Dropout of attention and GRU.
+    device, dtype : optional
+        Device and type of the parameters, as in torch's modules.
 
     Notes
     -----
@@ -89,12 +91,16 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
     """
 
     @refuses_at_the_call
-    def __init__(self, vocab_size: int, embed_size: int, num_hiddens: int, num_layers: int, dropout: float = 0) -> None:
+    def __init__(
+        self, vocab_size: int, embed_size: int, num_hiddens: int, num_layers: int, dropout: float = 0, *,
+        device: Any = None, dtype: Optional[torch.dtype] = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.attention = AdditiveAttention(num_hiddens, num_hiddens, num_hiddens, dropout)
-        self.embedding = nn.Embedding(vocab_size, embed_size)
-        self.rnn = nn.GRU(embed_size + num_hiddens, num_hiddens, num_layers, dropout=dropout)
-        self.dense = nn.Linear(num_hiddens, vocab_size)
+        place: Any = {"device": device, "dtype": dtype}
+        self.attention = AdditiveAttention(num_hiddens, num_hiddens, num_hiddens, dropout, **place)
+        self.embedding = nn.Embedding(vocab_size, embed_size, **place)
+        self.rnn = nn.GRU(embed_size + num_hiddens, num_hiddens, num_layers, dropout=dropout, **place)
+        self.dense = nn.Linear(num_hiddens, vocab_size, **place)
         self._attention_weights: list[Tensor] = []
 
     @refuses_at_the_call
