@@ -35,7 +35,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     Raises
     ------
     RuntimeError
-        At the end of the block, if a weight has changed inside: calls since the change may have used the old weight.
+        If a weight has changed by the end of the block: calls since the change may have used the old weight.
         All weights are compared, and the message names those that changed.  If the block ends with another error, that
         error is raised, and this one becomes a warning.
 

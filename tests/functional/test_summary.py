@@ -103,7 +103,7 @@ def test_types_and_refusals(rng):
         F.weights_summary(q, q, [1, 2])
     with pytest.raises(mha_c.ShapeError, match="keep_mask"):
         F.weights_summary(q, q, keep_mask=np.ones((5, 6), dtype=bool))
-    with pytest.raises(TypeError, match="k must be float64 as q, got float32"):
+    with pytest.raises(TypeError, match="k must be float64 like q, got float32"):
         F.weights_summary(q, q.astype(np.float32))
     with pytest.raises(ValueError, match="top must be at least 0"):
         F.weights_summary(q, q, top=-1)

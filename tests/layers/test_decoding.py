@@ -151,7 +151,7 @@ def test_a_full_cache(rng):
     layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 3, 24))
     cache = layer.new_cache(2, 4)
     layer(x, x, x, [3, 1], cache=cache)
-    message = r"full: it has room for 4 steps \(max_len\), item 0 has 3 and 2 more came"
+    message = r"full: it has room for 4 steps \(max_len\), item 0 has 3, and 2 more came"
     with pytest.raises(ValueError, match=message):
         layer(x[:, :2], x[:, :2], x[:, :2], cache=cache)
     assert cache.lengths.tolist() == [3, 1]

@@ -78,7 +78,7 @@ def test_tokens_in_every_form(rng):
     one = heads.patterns(weights, "x y x y").scores["induction"]
     np.testing.assert_array_equal(one, heads.patterns(weights, [words[0]] * 2).scores["induction"])
     assert np.isnan(heads.patterns(weights, "a b c d").scores["induction"]).all()
-    with pytest.raises(mha_c.ShapeError, match="tokens must be 4 for each of 2 items"):
+    with pytest.raises(mha_c.ShapeError, match="tokens: 4 are needed for each of 2 items"):
         heads.patterns(weights, "a b c")
     with pytest.raises(mha_c.ShapeError, match="4 queries and 3 keys"):
         heads.patterns(weights[..., :3])

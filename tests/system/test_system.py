@@ -324,7 +324,7 @@ def test_dir_shows_public_names_only():
 
 ERRORS = re.compile(r"\b([A-Z]\w*Error)\b(?:, [A-Z]\w*Error)*(?: \(a ValueError\))?(.{0,30})", re.DOTALL)
 # How a sentence goes on that says when: "TypeError where types differ".
-WHEN = re.compile(r"(?i)\s+(where|for|if|before|on leaving|while|with|without|once|lists|names|every|also)\b")
+WHEN = re.compile(r"(?i)\s+(where|for|if|before|on leaving|while|with|without|once|lists|names|every|also|as in)\b")
 
 
 def documented():
