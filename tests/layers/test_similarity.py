@@ -163,7 +163,7 @@ def test_errors():
         attention(x, x.astype(np.float32), x)
     with pytest.raises(ValueError, match=">= 0"):
         mha_c.KernelAttention(lambda u: -u)(x, x + 1, x)
-    with pytest.raises(mha_c.ShapeError, match="of the distances.* shape"):
+    with pytest.raises(mha_c.ShapeError, match=r"of the distances.* shape"):
         mha_c.KernelAttention(lambda u: u.sum())(x, x, x)
     assert repr(mha_c.KernelAttention("epanechikov", 2)) == "KernelAttention(kernel='epanechnikov', width=2.0)"
 
