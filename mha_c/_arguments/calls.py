@@ -41,8 +41,8 @@ def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError
         hint = (
             f"layers take valid_lens, how many keys each item or each query may see.  "
             f"{'Write' if causal else 'If the keys that count come first, write'} valid_lens={_MASKS[name]}"
-            f"{', or' if causal else '; for any other mask'} call {functional} with "
-            f"{'causal=True' if causal else 'keep_mask= (True = may attend)'}"
+            f"{', or' if causal else '; for any other mask'} call "
+            f"{functional}(..., {'causal=True)' if causal else 'keep_mask=mask), where True = may attend'}"
         )
     else:
         known = "queries", "keys", "values", "valid_lens", "training", "cache"

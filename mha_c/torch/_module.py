@@ -71,11 +71,10 @@ class ShowsWeights(TakesArrays):
 
     _last: Optional[Last] = None  # in the module that has the dropout: its last call; else what a program has assigned
 
-    def _shown(self, heads: Optional[int]) -> Any:
+    def _shown(self, heads: Optional[int], owner: str = "") -> Any:
         if self._last is None:
-            raise AttributeError(
-                f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
-            )
+            owner = owner or type(self).__name__  # given where this is the attention inside the layer that is read
+            raise AttributeError(f"{owner} has no attention_weights yet: call the layer first, then read them")
         return self._last.weights(heads)
 
     def __getstate__(self) -> dict[str, Any]:

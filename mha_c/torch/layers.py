@@ -154,7 +154,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
             return super()._read_weights()
         inner = self.attention
         if isinstance(inner, AttentionModule):
-            return inner._shown(self.num_heads)
+            return inner._shown(self.num_heads, type(self).__name__)
         weights = inner.attention_weights
         return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
 

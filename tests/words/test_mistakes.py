@@ -204,7 +204,10 @@ TORCH = {
     "attn_mask=": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, attn_mask=T), "valid_lens.*keep_mask"),
     "valid_len=": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, valid_len=[1, 2]), "did you mean valid_lens"),
     "mask= of a function": (lambda mt, T: mt.functional.dot_product_attention(T, T, T, mask=T), "mean keep_mask"),
-    "weights before a call": (lambda mt, T: mt.DotProductAttention(0.1).attention_weights, "call the layer first"),
+    "weights before a call": (
+        lambda mt, T: mt.MultiHeadAttention(8, 2, 0.1).attention_weights,
+        "^MultiHeadAttention has no.*call the layer first",
+    ),
     "devices": (lambda mt, T: mt.DotProductAttention(0.1)(T, T.to("meta"), T), "queries.*on cpu.*on meta"),
     "lengths of words": (lambda mt, T: mt.DotProductAttention(0.1)(T, T, T, "abc"), "valid_lens must.*got words"),
     "lengths in words": (
