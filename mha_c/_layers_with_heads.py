@@ -157,7 +157,7 @@ class NumpyLayer(NumpyPart):
         return self._layer._weights()[0]
 
     def check_prunable(self) -> None:
-        """TypeError where a layer cannot lose heads."""
+        """TypeError if a layer cannot lose heads."""
         _check_shares_no_keys(self._layer)
 
     def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
@@ -279,7 +279,7 @@ class TorchLayer:
 
 
 def check_shared(model: Any, kept: Mapping[Any, Sequence[int]]) -> None:
-    """TypeError where a parameter that would be cut has another place, in which it would not be cut alike."""
+    """TypeError if a parameter that would be cut has another place, in which it would not be cut alike."""
     cuts: dict[int, tuple[str, set[Any]]] = {}
     places = set()
     for layer, heads in kept.items():

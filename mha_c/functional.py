@@ -77,7 +77,7 @@ def dot_product_attention(
         Added to the scaled scores; the same shapes as keep_mask.  A query whose row is all -inf sees no key.
     causal : {False, True, "top_left", "bottom_right"}
         "top_left": query i sees keys 0..i.  "bottom_right": query i sees keys 0..i + K - Q, so that the last query sees
-        all keys.  True is allowed where Q = K: both are the same then.
+        all keys.  True is allowed if Q = K: both are the same then.
     window : tuple (left, right), optional
         Query i sees key j when i - left <= j <= i + right; None on a side means no limit on that side.  With
         causal="bottom_right", i + K - Q takes the place of i.

@@ -294,7 +294,7 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
 
 
 def leading_axes(query: Any, key: Any, value: Any, broadcast: Callable[..., Any]) -> tuple[int, ...]:
-    """The broadcast of all axes before rows and features; ShapeError where the three do not fit together."""
+    """The broadcast of all axes before rows and features; ShapeError if the three do not fit together."""
     named = (query, "query"), (key, "key"), (value, "value")
     shapes = {name: tuple(x.shape) for x, name in named}
     for name, shape in shapes.items():

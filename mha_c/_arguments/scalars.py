@@ -43,7 +43,7 @@ def whole(value: Any, name: str, least: float = 1, most: float = LARGEST_SIZE) -
 
 
 def check_size(name: str, *shape: int) -> None:
-    """ValueError where no array of float64 can have this shape."""
+    """ValueError if no array of float64 can have this shape."""
     if math.prod(shape) > LARGEST_SIZE // 8:
         raise ValueError(f"{name} of shape {shape} would be too large")
 

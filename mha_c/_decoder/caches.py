@@ -123,7 +123,7 @@ class KeyValueCache:
         return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self.lengths.tolist()})"
 
     def _check(self, weights: Any, counts: Counts) -> Counts:
-        """How many steps each item will have after `counts` more.  ValueError where there is no room, or where the
+        """How many steps each item will have after `counts` more.  ValueError if there is no room, or if the
         cache was filled by other weights than these, the layer's W_k and W_v."""
         after = self._steps + counts
         if most(after) > self._max_len:
@@ -216,7 +216,7 @@ class ProjectedKeyValues:
         raise TypeError("projected keys are not an array: give them to the layer that projected them, in place of keys")
 
     def _check(self, weights: Any) -> None:
-        """ValueError where these, the layer's W_k and W_v, are not those that projected the keys and values."""
+        """ValueError if these, the layer's W_k and W_v, are not those that projected the keys and values."""
         what, made_by = ("keys", "project_keys") if self._values is None else ("keys and values", "project")
         if not (self._weights is weights or self._same(self._weights, weights)):
             by = " or ".join(self._projections)

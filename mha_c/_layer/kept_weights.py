@@ -51,7 +51,7 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
 
     saved   a Kept, or the tuple of layer_forward
     view    applied to q before the core gets it: torch.from_numpy makes the core use torch's threads
-    RuntimeError where the call used another instruction set.
+    RuntimeError if the call used another instruction set.
     """
     try:
         kept = Kept(*saved)

@@ -69,6 +69,7 @@ def show_heatmaps(
     Notes
     -----
     Unlike d2l's: all panels have one colour scale.  In d2l each has its own, and the colour bar is that of the last.
+    Source: d2l 11.1 (10.1 in the first edition).
 
     Examples
     --------

@@ -29,7 +29,7 @@ def call(
     parts   Parts of the module, perhaps as a tuple
     steps   the `decoding.Steps` of a call with a cache
     dtype   type of the result; None: that of queries
-    BufferError where a tensor has no plain memory, TypeError where types differ or are no FLOATS: nothing has been
+    BufferError if a tensor has no plain memory, TypeError if types differ or are no FLOATS: nothing has been
     computed then, and no random number drawn.
     """
     parameters, holder, dropout, packed = parts

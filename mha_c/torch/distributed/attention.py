@@ -62,7 +62,7 @@ def ring_attention(
     scale : float, optional
         Factor of the scores.  Default: 1/sqrt(D).
     empty_rows : {"zero", "uniform"}
-        What a query without visible keys gets.  "uniform" is the mean of all values where the length is <= 0; it cannot
+        What a query without visible keys gets.  "uniform" is the mean of all values if the length is <= 0; it cannot
         be used together with causal or window.
 
     Returns
@@ -79,7 +79,7 @@ def ring_attention(
 
     Notes
     -----
-    A rank does not compute with a piece that none of its queries sees, and does not send it where no rank needs it.
+    A rank does not compute with a piece that none of its queries sees, and does not send it if no rank needs it.
     Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers"; Brandon et al. 2023, "Striped
     Attention", for the balance of causal work.
 
