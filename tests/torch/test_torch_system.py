@@ -27,6 +27,10 @@ def results(layer, x, y, lens):
     return [out.detach(), weights, *torch.autograd.grad(out.square().sum(), [x, y, *layer.parameters()])]
 
 
+def test_what_a_test_draws_is_the_same_in_every_run(seed):
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(seed)))
+
+
 # --- Compilers -------------------------------------------------------------------------------------------
 
 # inductor builds a program for each instruction set to see that it runs, and its headers ahead of their first use.
