@@ -118,7 +118,7 @@ def _(layer, x, lens):
         out = layer(x, x, x, lens)
         torch.autograd.grad(out.sum(), x)
     names = "linear", "bmm", "softmax", "dropout", "aten.mm.default", "aten.bmm.default", "aten._softmax.default"
-    return [out, *(name in functions.names | operations.names for name in names)]
+    return [out, *(name in functions.names + operations.names for name in names)]
 
 
 @feature("inputs and weights of a class with a `__torch_function__` of its own, as quantized ones")

@@ -11,20 +11,22 @@ class Names(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.names = set()
+        self.names = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.names.add(getattr(func, "__name__", ""))
+        self.names.append(getattr(func, "__name__", ""))
         return func(*args, **(kwargs or {}))
 
 
 class Operations(TorchDispatchMode):
+    """The names of the operations that are computed."""
+
     def __init__(self):
         super().__init__()
-        self.names = set()
+        self.names = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.add(str(func))
+        self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 
 

@@ -10,21 +10,7 @@ from torch import nn
 import needs
 from mha_c import torch as mt
 from mha_c.torch import functional, variants
-
-needs_dispatch = pytest.importorskip("torch.utils._python_dispatch")
-
-
-class Seen(needs_dispatch.TorchDispatchMode):
-    """The names of the operations that are computed."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(str(function))
-        return function(*args, **(kwargs or {}))
-
+from seen_by_torch import Operations
 
 X = torch.randn(2, 3, 8)
 CALLS = {
@@ -45,7 +31,7 @@ def test_a_mode_sees_the_attention(name, grad):
     needs.of_torch("torch._C._len_torch_dispatch_stack")  # modes as they are written today
     with torch.set_grad_enabled(grad):
         wanted = CALLS[name](X, X, X)
-        with Seen() as seen:
+        with Operations() as seen:
             found = CALLS[name](X, X, X)
     found, wanted = (x[0] if isinstance(x, tuple) else x for x in (found, wanted))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
@@ -55,10 +41,10 @@ def test_a_mode_sees_the_attention(name, grad):
 
 
 def test_a_counter_counts_the_attention_of_functions():
-    counter = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode
+    needs.of_torch("torch.utils.flop_counter")
     batch, heads, rows, features = 2, 2, 16, 8
     q = torch.randn(batch, heads, rows, features)
-    with counter(display=False) as found:
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as found:
         functional.dot_product_attention(q, q, q)
     assert found.get_total_flops() == 2 * batch * heads * rows * rows * features * 2  # q k^T and weights v
 
@@ -99,7 +85,7 @@ def test_padding_has_no_influence_with_a_hook_either(hooked, lens):
 def test_self_attention_of_torchs_class_is_one_product(batch_first):
     needs.of_torch("torch._C._len_torch_dispatch_stack")  # modes as they are written today
     layer = mt.MultiheadAttention(8, 2, batch_first=batch_first)
-    with Seen() as seen:
+    with Operations() as seen:
         layer(X, X, X)
     theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first)
     theirs.load_state_dict(layer.state_dict())
