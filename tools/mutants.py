@@ -28,7 +28,7 @@ WORK = ROOT / "build" / "mutants"
 EXPLAINED = ROOT / "tools" / "mutants_explained.txt"
 TEXTS = ["kernels/*.inc", "attention/*.c", "attention/walk.h", "layer/*.c", "runtime/scratch.c"]
 PROGRAMS = ["visible", "arguments", "attention", "values", "projections", "slices", "backward", "shared_gradients",
-            "failures", "guards", "explain", "scratch", "math"]  # fmt: skip
+            "failures", "guards", "safety", "explain", "scratch", "math"]  # fmt: skip
 PROGRAMS = [f"test_{name}" for name in PROGRAMS]
 PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
            "test_layer_backward.py", "test_determinism.py", "test_exactness.py", "test_score_terms.py",

@@ -195,6 +195,29 @@ layer_refused(layer_case *c, mha_status status, const char *what)
     CHECK(hash_operands() == before, "layer refused, and something was written: %s", what);
 }
 
+/* Rows that are not there need no address; a single one does. */
+static void
+check_layer_of_few_rows(void)
+{
+    const struct {
+        size_t batch, queries, keys;
+    } sizes[] = {{0, 2, 2}, {2, 0, 2}, {2, 2, 0}, {1, 1, 1}};
+
+    for (size_t i = 0; i < 3 * sizeof(sizes) / sizeof(sizes[0]); i++) {
+        layer_case c = good_layer(0);
+        const void **const rows[] = {&c.args.query_rows.data, &c.args.key_rows.data, &c.args.value_rows.data};
+        const uint64_t before = hash_operands();
+
+        c.args.batch = sizes[i / 3].batch;
+        c.args.queries = sizes[i / 3].queries;
+        c.args.keys = sizes[i / 3].keys;
+        *rows[i % 3] = NULL;
+        const int has_rows = c.args.batch * (i % 3 == 0 ? c.args.queries : c.args.keys) > 0;
+        CHECK(mha_layer_forward(&c.args) == (has_rows ? MHA_ERR_ARG : MHA_OK), "layer of few rows, %zu", i);
+        CHECK(!has_rows || hash_operands() == before, "layer of few rows, %zu: something was written", i);
+    }
+}
+
 #define LAYER_REFUSED(status, ...) \
     do { \
         layer_case c = good_layer(0); \
@@ -328,6 +351,7 @@ main(void)
         check_linear_append();
         check_linear_backward();
         check_layer_arguments();
+        check_layer_of_few_rows();
         check_layer_backward_needs();
         for (int variant = 0; variant < 4; variant++) {
             check_layer_wishes(variant & 1, variant >> 1);
