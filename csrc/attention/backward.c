@@ -117,20 +117,20 @@ clear_rows(const mha_kernels *k, const mha_result *grad, size_t item, size_t hea
 
 /* For queries without keys, which got the mean of all values: each value j of `keys` gets F[j]/K of their gradient. */
 static void
-add_uniform_rows(mha_walk *walk, mha_interval keys)
+add_uniform_rows(const mha_walk *walk, mha_interval keys)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const size_t n = walk->problem->args->empty_rows == MHA_EMPTY_UNIFORM ? walk->task.rows : 0;
+    const mha_rows *rows = &walk->task;
+    const size_t n = walk->problem->args->empty_rows == MHA_EMPTY_UNIFORM ? rows->rows : 0;
 
-    mha_walk_describe_head(walk, 0);
     for (size_t i = 0; i < n; i++) {
         if (mha_read(k, walk->room->sum, i) != 0) {
             continue;
         }
-        const mha_interval mean = mha_mean_keys(walk, i);
+        const mha_interval mean = mha_mean_keys(walk, rows, i);
         mha_walk one;
 
-        mha_walk_start_row(&one, walk, i, mha_interval_meet(mean, keys));
+        mha_walk_start_row(&one, walk, rows, i, mha_interval_meet(mean, keys));
         while (mha_walk_next(&one)) {
             k->fill(one.block.keys.last - one.block.first_key, 1.0 / (double)(mean.last - mean.first),
                     walk->room->scores);
@@ -185,35 +185,39 @@ add_split(const mha_walk *walk, size_t split)
     }
 }
 
-/* All queries of the task's head against the keys of one split; is_first: no other head has been there. */
+/* All queries of one head of the group against the keys of one split; the room has the statistics of one head. */
 static void
-backward_head(mha_walk *walk, mha_interval split_keys, size_t split, int is_first, void *grad_w)
+backward_head(const mha_walk *group, size_t group_head, mha_interval split_keys, size_t split, void *grad_w)
 {
-    const mha_attention_args *args = walk->problem->args;
-    const mha_result grad_q = grad_q_rows(walk, split);
-    const mha_interval seen = mha_interval_meet(walk->task.keys, split_keys);
-    const int stores = walk->problem->same_visibility && seen.first < seen.last;
+    const mha_attention_args *args = group->problem->args;
+    const mha_interval seen = mha_interval_meet(group->task.keys, split_keys);
+    const int stores = group->problem->same_visibility && seen.first < seen.last;
+    mha_walk walk;
 
-    mha_backward_rows(walk);
+    mha_walk_init(&walk, group->job, group->room);
+    mha_copy_rows(&walk.task, &group->task);
+    walk.task.head += group_head;
+    const mha_result grad_q = grad_q_rows(&walk, split);
+    mha_backward_rows(&walk);
     if (!stores || args->additive_weights != NULL) {
-        clear_rows(walk->problem->kernels, &grad_q, 0, 0, (mha_interval){0, args->queries}, args->head_dim);
+        clear_rows(walk.problem->kernels, &grad_q, 0, 0, (mha_interval){0, args->queries}, args->head_dim);
     }
-    mha_walk_start(walk, 1, split_keys);
-    while (mha_next_prepared(walk)) {
-        backward_block(walk, &grad_q, grad_w, stores && is_first && walk->tile.query == 0,
-                       stores && walk->block.first_key == split_keys.first);
+    mha_walk_start(&walk, 1, split_keys);
+    while (mha_next_prepared(&walk)) {
+        backward_block(&walk, &grad_q, grad_w, stores && group_head == 0 && walk.tile.query == 0,
+                       stores && walk.block.first_key == split_keys.first);
     }
-    add_uniform_rows(walk, split_keys);
+    add_uniform_rows(&walk, split_keys);
 }
 
 /* All heads that share a key head against one split of its keys. */
 static void
-run_split(mha_walk *walk, size_t split, void *grad_w)
+run_split(const mha_walk *walk, size_t split, void *grad_w)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_attention_grads *grads = walk->job->grads;
     const mha_kernels *k = walk->problem->kernels;
-    const size_t split_keys = MHA_SPLIT_BLOCKS * walk->plan->key_block, first_head = walk->task.head;
+    const size_t split_keys = MHA_SPLIT_BLOCKS * walk->plan->key_block;
     const size_t item = walk->task.item, key_head = walk->task.key_head;
     const mha_interval all = {0, args->keys}, mine = {split * split_keys, (split + 1) * split_keys};
     const mha_interval keys = mha_interval_meet(mine, all), seen = mha_interval_meet(walk->task.keys, keys);
@@ -224,10 +228,8 @@ run_split(mha_walk *walk, size_t split, void *grad_w)
     clear_rows(k, &grads->grad_k, item, key_head, args->additive_weights != NULL ? keys : unwritten, args->head_dim);
     clear_rows(k, &grads->grad_v, item, key_head, unwritten, args->value_dim);
     for (size_t g = 0; g < walk->problem->group; g++) {
-        walk->task.head = first_head + g;
-        backward_head(walk, keys, split, g == 0, grad_w);
+        backward_head(walk, g, keys, split, grad_w);
     }
-    walk->task.head = first_head;
 }
 
 /* One split of this round. */

@@ -8,7 +8,7 @@
 #include "values.h"
 
 /* Writes statistics, 1/sum and delta of the task's rows, which are of one head, to their places in the room. */
-void mha_backward_rows(mha_walk *walk);
+void mha_backward_rows(const mha_walk *walk);
 
 /* Writes P (times F) to room->scores and dS * scale to room->grads, for the tile and its block; says which columns. */
 mha_score_columns mha_backward_tile(const mha_walk *walk, double scale);

@@ -7,14 +7,13 @@
 #include "runtime/common.h"
 
 void
-mha_backward_rows(mha_walk *walk)
+mha_backward_rows(const mha_walk *walk)
 {
     const mha_kernels *k = walk->problem->kernels;
     const mha_operand *out = &walk->job->grads->out, *grad = &walk->job->grads->grad_out;
-    const mha_rows *rows = &walk->tile;
+    const mha_rows *rows = &walk->task;
 
-    mha_walk_describe_head(walk, 0);
-    mha_load_statistics(walk);
+    mha_load_statistics(walk, rows);
     k->row_dots(rows->rows, walk->problem->args->value_dim,
                 mha_operand_at(k, grad, rows->item, rows->head, rows->query), grad->row_stride,
                 mha_operand_at(k, out, rows->item, rows->head, rows->query), out->row_stride, walk->room->delta);

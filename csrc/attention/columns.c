@@ -143,7 +143,7 @@ score(const mha_walk *walk, const gathered *all)
 
 /* Takes the softmax of all columns, and writes the weights if they are wanted.  Returns 1 if a row is empty. */
 static int
-softmax(mha_walk *walk, const gathered *all)
+softmax(const mha_walk *walk, const gathered *all)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
@@ -161,8 +161,7 @@ softmax(mha_walk *walk, const gathered *all)
     const int has_empty = k->softmax_columns(&softmax);
 
     if (args->weights != NULL) { /* runs are numbered as rows of the weights */
-        stand_at(walk, &all->runs[0]);
-        k->weights_columns(&softmax, args->keys, mha_weights_at(walk, 0));
+        k->weights_columns(&softmax, args->keys, mha_weights_at(walk->problem, &all->runs[0], 0));
     }
     return has_empty;
 }
@@ -204,7 +203,7 @@ average_run(mha_walk *walk, const mha_rows *run)
     product.a_step = (ptrdiff_t)walk->plan->score_stride;
     product.c = mha_result_at(k, out, run->item, run->head, run->query);
     product.c_row = out->row_stride;
-    product.scale = mha_statistics_at(walk, walk->room->inverse);
+    product.scale = mha_statistics_at(walk, run, walk->room->inverse);
     product.scale_step = 1;
     mha_guarded_product(walk, &product, 0);
 }
@@ -233,7 +232,6 @@ mha_columns_task(void *context, size_t task, unsigned worker)
         }
     }
     for (size_t i = 0; i < all.n && (has_empty || job->row_max != NULL || job->problem.args->lse != NULL); i++) {
-        stand_at(&walk, &all.runs[i]);
-        mha_finish_rows(&walk, has_empty);
+        mha_finish_rows(&walk, &all.runs[i], has_empty);
     }
 }

@@ -9,10 +9,10 @@
 #include <string.h>
 
 mha_interval
-mha_mean_keys(const mha_walk *walk, size_t row)
+mha_mean_keys(const mha_walk *walk, const mha_rows *rows, size_t row)
 {
     const mha_attention_args *args = walk->problem->args;
-    const mha_interval seen = mha_row_keys(walk, row), all = {0, args->keys};
+    const mha_interval seen = mha_row_keys(rows, row), all = {0, args->keys};
     const int masked = args->keep_mask.data != NULL || args->bias.data != NULL || args->relative_bias != NULL;
 
     return seen.first < seen.last && !masked ? seen : all;
@@ -20,10 +20,10 @@ mha_mean_keys(const mha_walk *walk, size_t row)
 
 /*
  * The mean of the values of `keys`, summed in the same order as any row: d2l's answer, over all K, for a query
- * without keys.  That query is row `row` of the tile; with dropout, its own weights are dropped.
+ * without keys.  That query is row `row` of `rows`; with dropout, its own weights are dropped.
  */
 static void
-mean_of_values(const mha_walk *walk, size_t row, mha_interval keys)
+mean_of_values(const mha_walk *walk, const mha_rows *rows, size_t row, mha_interval keys)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
@@ -31,7 +31,7 @@ mean_of_values(const mha_walk *walk, size_t row, mha_interval keys)
     const mha_scalar inverse = mha_scalar_from(k, 1.0 / (double)(keys.last - keys.first));
     mha_walk one;
 
-    mha_walk_start_row(&one, walk, row, keys);
+    mha_walk_start_row(&one, walk, rows, row, keys);
     while (mha_walk_next(&one)) {
         const mha_interval here = one.block.keys;
         mha_product product;
@@ -57,13 +57,13 @@ mean_of_values(const mha_walk *walk, size_t row, mha_interval keys)
 }
 
 void
-mha_fill_empty_weights(const mha_walk *walk, size_t row)
+mha_fill_empty_weights(const mha_walk *walk, const mha_rows *rows, size_t row)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
-    const mha_interval keys = mha_mean_keys(walk, row);
+    const mha_interval keys = mha_mean_keys(walk, rows, row);
     const size_t n = keys.last - keys.first;
-    char *weights = mha_weights_at(walk, row);
+    char *weights = mha_weights_at(walk->problem, rows, row);
 
     k->fill(args->keys, 0, weights);
     if (args->empty_rows == MHA_EMPTY_UNIFORM && args->sinks == NULL) {
@@ -71,15 +71,14 @@ mha_fill_empty_weights(const mha_walk *walk, size_t row)
     }
 }
 
-/* Rows of the tile that saw no key: zeros, or the mean of all values and weights of 1/K. */
+/* Those of the rows that saw no key: zeros, or the mean of all values and weights of 1/K. */
 static void
-fill_empty_rows(const mha_walk *walk)
+fill_empty_rows(const mha_walk *walk, const mha_rows *rows)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
-    const mha_rows *rows = &walk->tile;
-    char *max = mha_statistics_at(walk, walk->room->max), *sum = mha_statistics_at(walk, walk->room->sum);
-    const char *sink = mha_sink_of(walk);
+    char *max = mha_statistics_at(walk, rows, walk->room->max), *sum = mha_statistics_at(walk, rows, walk->room->sum);
+    const char *sink = mha_sink_of(walk, rows);
     const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0 && sink == NULL;
     mha_interval have_mean = {0, 0};
 
@@ -89,12 +88,12 @@ fill_empty_rows(const mha_walk *walk)
             continue;
         }
         if (args->weights != NULL && !walk->plan->weights_later) {
-            mha_fill_empty_weights(walk, i);
+            mha_fill_empty_weights(walk, rows, i);
         }
         if (uniform) {
-            const mha_interval keys = mha_mean_keys(walk, i);
+            const mha_interval keys = mha_mean_keys(walk, rows, i);
             if (have_mean.first != keys.first || have_mean.last != keys.last || args->dropout > 0) {
-                mean_of_values(walk, i, keys);
+                mean_of_values(walk, rows, i, keys);
                 have_mean = keys;
             }
             memcpy(out, walk->room->mean, args->value_dim * k->itemsize);
@@ -109,19 +108,21 @@ fill_empty_rows(const mha_walk *walk)
 }
 
 void
-mha_finish_rows(const mha_walk *walk, int has_empty)
+mha_finish_rows(const mha_walk *walk, const mha_rows *rows, int has_empty)
 {
     if (has_empty) {
-        fill_empty_rows(walk);
+        fill_empty_rows(walk, rows);
     }
-    mha_write_statistics(walk);
+    mha_write_statistics(walk, rows);
 }
 
 void
-mha_finish_task(mha_walk *walk, int has_empty)
+mha_finish_task(const mha_walk *walk, int has_empty)
 {
     for (size_t g = 0; g < walk->problem->group; g++) {
-        mha_walk_describe_head(walk, g);
-        mha_finish_rows(walk, has_empty);
+        mha_rows rows;
+
+        mha_describe_head(walk, g, &rows);
+        mha_finish_rows(walk, &rows, has_empty);
     }
 }

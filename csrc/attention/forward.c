@@ -26,8 +26,8 @@ write_weights(const mha_walk *walk, const char *inverse)
     const mha_kernels *k = walk->problem->kernels;
 
     for (size_t i = 0; i < walk->tile.rows; i++) {
-        char *row = mha_weights_at(walk, i);
-        const mha_interval seen = mha_row_keys(walk, i);
+        char *row = mha_weights_at(walk->problem, &walk->tile, i);
+        const mha_interval seen = mha_row_keys(&walk->tile, i);
         /* An empty row has {0, 0}; it is filled later. */
         const size_t first = seen.first < seen.last ? seen.first : walk->block.first_key;
         memset(row, 0, seen.first * k->itemsize);
@@ -86,12 +86,13 @@ attend_whole(const mha_walk *walk)
 {
     const mha_attention_args *args = walk->problem->args;
     const mha_room *room = walk->room;
-    char *max = mha_statistics_at(walk, room->max), *sum = mha_statistics_at(walk, room->sum);
-    char *inverse = mha_statistics_at(walk, room->inverse);
+    const mha_rows *tile = &walk->tile;
+    char *max = mha_statistics_at(walk, tile, room->max), *sum = mha_statistics_at(walk, tile, room->sum);
+    char *inverse = mha_statistics_at(walk, tile, room->inverse);
 
     softmax_block(walk, max, sum);
-    mha_add_sinks(walk, max, sum);
-    const int has_empty = walk->problem->kernels->invert_sums(walk->tile.rows, max, sum, inverse);
+    mha_add_sinks(walk, tile, max, sum);
+    const int has_empty = walk->problem->kernels->invert_sums(tile->rows, max, sum, inverse);
     if (args->weights != NULL && !walk->plan->weights_later) {
         write_weights(walk, inverse);
     }
@@ -129,9 +130,9 @@ join_block(const mha_walk *walk, const block_result *result)
     const mha_attention_args *args = walk->problem->args;
     const mha_kernels *k = walk->problem->kernels;
     const size_t first_key = walk->block.first_key, n_bytes = tile->rows * k->itemsize;
-    char *max = mha_statistics_at(walk, room->max), *sum = mha_statistics_at(walk, room->sum);
-    char *compensation = mha_statistics_at(walk, room->sum_compensation);
-    char *inverse = mha_statistics_at(walk, room->inverse);
+    char *max = mha_statistics_at(walk, tile, room->max), *sum = mha_statistics_at(walk, tile, room->sum);
+    char *compensation = mha_statistics_at(walk, tile, room->sum_compensation);
+    char *inverse = mha_statistics_at(walk, tile, room->inverse);
     const int is_last = tile->keys.last <= first_key + walk->plan->key_block;
     int has_empty = 0;
     const mha_merge merge = {
@@ -156,7 +157,7 @@ join_block(const mha_walk *walk, const block_result *result)
         k->join_statistics(tile->rows, max, sum, compensation, result->max, result->sum, room->rescale, room->factor);
     }
     if (is_last) {
-        mha_add_sinks(walk, max, sum);
+        mha_add_sinks(walk, tile, max, sum);
         has_empty = k->invert_sums(tile->rows, max, sum, inverse);
     }
     k->merge_rows(&merge);
@@ -211,19 +212,20 @@ some_see_nothing(const mha_rows *rows)
 
 /* Statistics of rows whose keys all have score 0, without a walk over the keys, of which there may be any number. */
 static void
-count_keys(mha_walk *walk)
+count_keys(const mha_walk *walk)
 {
     const mha_kernels *k = walk->problem->kernels;
 
     for (size_t g = 0; g < walk->problem->group; g++) {
-        mha_walk_describe_head(walk, g);
-        char *max = mha_statistics_at(walk, walk->room->max), *sum = mha_statistics_at(walk, walk->room->sum);
+        mha_rows rows;
 
-        k->fill(walk->tile.rows, 0, max);
-        for (size_t i = 0; i < walk->tile.rows; i++) {
-            const mha_interval seen = mha_row_keys(walk, i);
+        mha_describe_head(walk, g, &rows);
+        k->fill(rows.rows, 0, mha_statistics_at(walk, &rows, walk->room->max));
+        for (size_t i = 0; i < rows.rows; i++) {
+            const mha_interval seen = mha_row_keys(&rows, i);
 
-            k->fill(1, (double)(seen.last - seen.first), sum + i * k->itemsize);
+            k->fill(1, (double)(seen.last - seen.first),
+                    mha_statistics_at(walk, &rows, walk->room->sum) + i * k->itemsize);
         }
     }
 }

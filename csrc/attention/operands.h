@@ -32,22 +32,20 @@ mha_mask_at(const mha_mask *mask, size_t itemsize, const mha_rows *tile, size_t 
     return (const char *)mask->data + offset * (ptrdiff_t)itemsize;
 }
 
-/* Number of the tile's first row in dense (B,H,Q) arrays. */
+/* Number of the first of these rows in dense (B,H,Q) arrays. */
 MHA_INLINE size_t
-mha_row_index(const mha_walk *walk)
+mha_row_index(const mha_problem *problem, const mha_rows *rows)
 {
-    const mha_attention_args *args = walk->problem->args;
-
-    return (walk->tile.item * args->heads + walk->tile.head) * args->queries + walk->tile.query;
+    return (rows->item * problem->args->heads + rows->head) * problem->args->queries + rows->query;
 }
 
-/* Row `row` of the tile in args->weights. */
+/* Row `row` of these rows in args->weights. */
 MHA_INLINE char *
-mha_weights_at(const mha_walk *walk, size_t row)
+mha_weights_at(const mha_problem *problem, const mha_rows *rows, size_t row)
 {
-    const mha_attention_args *args = walk->problem->args;
+    const size_t row_bytes = problem->args->keys * problem->kernels->itemsize;
 
-    return (char *)args->weights + (mha_row_index(walk) + row) * args->keys * walk->problem->kernels->itemsize;
+    return (char *)problem->args->weights + (mha_row_index(problem, rows) + row) * row_bytes;
 }
 
 #endif

@@ -9,42 +9,43 @@
 #include <string.h>
 
 void
-mha_load_statistics(const mha_walk *walk)
+mha_load_statistics(const mha_walk *walk, const mha_rows *rows)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const size_t at = mha_row_index(walk) * k->itemsize, n_bytes = walk->tile.rows * k->itemsize;
-    char *max = mha_statistics_at(walk, walk->room->max), *sum = mha_statistics_at(walk, walk->room->sum);
+    const size_t at = mha_row_index(walk->problem, rows) * k->itemsize, n_bytes = rows->rows * k->itemsize;
+    char *max = mha_statistics_at(walk, rows, walk->room->max), *sum = mha_statistics_at(walk, rows, walk->room->sum);
 
     memcpy(max, (const char *)walk->job->row_max + at, n_bytes);
     memcpy(sum, (const char *)walk->job->row_sum + at, n_bytes);
-    k->invert_sums(walk->tile.rows, max, sum, mha_statistics_at(walk, walk->room->inverse));
+    k->invert_sums(rows->rows, max, sum, mha_statistics_at(walk, rows, walk->room->inverse));
 }
 
 const char *
-mha_sink_of(const mha_walk *walk)
+mha_sink_of(const mha_walk *walk, const mha_rows *rows)
 {
     const char *sinks = walk->problem->args->sinks;
 
-    return sinks == NULL ? NULL : sinks + walk->tile.head * walk->problem->kernels->itemsize;
+    return sinks == NULL ? NULL : sinks + rows->head * walk->problem->kernels->itemsize;
 }
 
 void
-mha_add_sinks(const mha_walk *walk, const char *max, char *sum)
+mha_add_sinks(const mha_walk *walk, const mha_rows *rows, const char *max, char *sum)
 {
-    const char *sink = mha_sink_of(walk);
+    const char *sink = mha_sink_of(walk, rows);
 
     if (sink != NULL) {
-        walk->problem->kernels->add_sinks(walk->tile.rows, sink, max, sum);
+        walk->problem->kernels->add_sinks(rows->rows, sink, max, sum);
     }
 }
 
 void
-mha_write_statistics(const mha_walk *walk)
+mha_write_statistics(const mha_walk *walk, const mha_rows *rows)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const size_t n = walk->tile.rows, at = mha_row_index(walk) * k->itemsize;
-    const char *max = mha_statistics_at(walk, walk->room->max), *sum = mha_statistics_at(walk, walk->room->sum);
-    const char *sink = mha_sink_of(walk);
+    const size_t n = rows->rows, at = mha_row_index(walk->problem, rows) * k->itemsize;
+    const char *max = mha_statistics_at(walk, rows, walk->room->max);
+    const char *sum = mha_statistics_at(walk, rows, walk->room->sum);
+    const char *sink = mha_sink_of(walk, rows);
 
     if (walk->job->row_max != NULL) {
         memcpy((char *)walk->job->row_max + at, max, n * k->itemsize);

@@ -40,11 +40,11 @@ has_scores(const mha_attention_args *args)
     return args->batch > 0 && args->queries > 0 && args->keys > 0 && args->value_dim > 0;
 }
 
-/* Makes all queries of one head of one item the task. */
+/* A walk whose task is all queries of one head of one item. */
 static void
-describe_head(mha_walk *walk, size_t item, size_t head)
+walk_head(mha_walk *walk, const mha_attention_job *job, size_t head, size_t item, unsigned worker)
 {
-    mha_describe_rows(walk, item * walk->problem->args->kv_heads + head / walk->problem->group, 0, &walk->task);
+    mha_walk_task(walk, job, item * job->problem.args->kv_heads + head / job->problem.group, worker);
     walk->task.head = head;
 }
 
@@ -98,21 +98,22 @@ clear_bias(const mha_attention_job *job, size_t first, size_t last)
 
 /* Adds the gradients of query tile `task` (of all queries, if they share), item by item, head by head. */
 static void
-add_bias_grads(mha_walk *walk, size_t task)
+add_bias_grads(const mha_attention_job *job, size_t task, unsigned worker)
 {
-    const mha_attention_args *args = walk->problem->args;
-    const int shared = walk->job->grads->grad_bias.query_stride == 0;
+    const mha_attention_args *args = job->problem.args;
+    const int shared = job->grads->grad_bias.query_stride == 0;
 
     for (size_t number = 0; number < args->batch * args->heads && !mha_interrupted(); number++) {
-        describe_head(walk, number / args->heads, number % args->heads);
+        mha_walk walk;
+
+        walk_head(&walk, job, number % args->heads, number / args->heads, worker);
         if (!shared) {
-            mha_walk_describe_tile(walk, 0, task * walk->plan->tile_rows);
-            walk->task = walk->tile;
-            walk->task.place = 0; /* the room has these rows alone */
+            mha_describe_tile(&walk, 0, task * job->plan.tile_rows, &walk.tile);
+            walk.task = walk.tile;
+            walk.task.place = 0; /* the room has these rows alone */
         }
-        mha_walk_describe_head(walk, 0);
-        mha_backward_rows(walk);
-        visit_rows(walk, add_to_bias);
+        mha_backward_rows(&walk);
+        visit_rows(&walk, add_to_bias);
     }
 }
 
@@ -123,12 +124,10 @@ bias_task(void *context, size_t task, unsigned worker)
     const mha_attention_args *args = job->problem.args;
     const int shared = job->grads->grad_bias.query_stride == 0;
     const size_t first = task * job->plan.tile_rows;
-    mha_walk walk;
 
     clear_bias(job, shared ? 0 : first, shared ? 1 : mha_min(first + job->plan.tile_rows, args->queries));
     if (has_scores(args)) {
-        mha_walk_init(&walk, job, &job->rooms[worker]);
-        add_bias_grads(&walk, task);
+        add_bias_grads(job, task, worker);
     }
 }
 
@@ -182,12 +181,12 @@ head_task(void *context, size_t head, unsigned worker)
     const mha_kernels *k = job->problem.kernels;
     const size_t n_table = grads->grad_relative_bias != NULL ? 2 * args->relative_reach + 1 : 0;
     double sink = 0, *table = job->rooms[worker].table;
-    mha_walk walk;
 
-    mha_walk_init(&walk, job, &job->rooms[worker]);
     memset(table, 0, n_table * sizeof(double));
     for (size_t item = 0; has_scores(args) && item < args->batch; item++) {
-        describe_head(&walk, item, head);
+        mha_walk walk;
+
+        walk_head(&walk, job, head, item, worker);
         mha_backward_rows(&walk);
         if (n_table > 0) {
             visit_rows(&walk, add_by_distance);

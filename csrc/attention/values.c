@@ -30,7 +30,7 @@ static int
 row_sees(const mha_walk *walk, size_t row, size_t key)
 {
     const mha_mask *keep = &walk->problem->args->keep_mask;
-    const mha_interval seen = mha_row_keys(walk, row);
+    const mha_interval seen = mha_row_keys(&walk->tile, row);
 
     return key >= seen.first && key < seen.last &&
            (keep->data == NULL || *mha_mask_at(keep, 1, &walk->tile, row, key) != 0);

@@ -35,10 +35,10 @@ mha_describe_rows(const mha_walk *walk, size_t number, size_t place, mha_rows *r
 }
 
 void
-mha_walk_start_row(mha_walk *walk, const mha_walk *other, size_t row, mha_interval keys)
+mha_walk_start_row(mha_walk *walk, const mha_walk *other, const mha_rows *rows, size_t row, mha_interval keys)
 {
     mha_walk_init(walk, other->job, other->room);
-    walk->task = other->tile;
+    walk->task = *rows;
     walk->task.query += row;
     walk->task.place += row;
     walk->task.rows = 1;

@@ -82,23 +82,22 @@ mha_copy_rows(mha_rows *to, const mha_rows *from)
     to->keys.last = from->keys.last;
 }
 
-/* Makes all of the task's rows of head `group_head` the tile. */
+/* Describes all of the task's rows of head `group_head`. */
 MHA_INLINE void
-mha_walk_describe_head(mha_walk *walk, size_t group_head)
+mha_describe_head(const mha_walk *walk, size_t group_head, mha_rows *rows)
 {
-    mha_copy_rows(&walk->tile, &walk->task);
-    walk->tile.head += group_head;
-    walk->tile.place += group_head * walk->plan->task_queries;
+    mha_copy_rows(rows, &walk->task);
+    rows->head += group_head;
+    rows->place += group_head * walk->plan->task_queries;
 }
 
-/* Makes rows [row, row + tile_rows) of the task's head `group_head`, cut at the task's end, the tile. */
+/* Describes rows [row, row + tile_rows) of the task's head `group_head`, cut at the task's end. */
 MHA_INLINE void
-mha_walk_describe_tile(mha_walk *walk, size_t group_head, size_t row)
+mha_describe_tile(const mha_walk *walk, size_t group_head, size_t row, mha_rows *tile)
 {
     const mha_rows *task = &walk->task;
-    mha_rows *tile = &walk->tile;
 
-    mha_walk_describe_head(walk, group_head);
+    mha_describe_head(walk, group_head, tile);
     tile->query += row;
     tile->place += row;
     tile->rows = mha_min(walk->plan->tile_rows, task->rows - row);
@@ -120,8 +119,8 @@ mha_walk_start(mha_walk *walk, size_t n_heads, mha_interval keys)
     walk->dense_rows = NULL;
 }
 
-/* Begins a walk of one query of another walk's tile over `keys`, which are read where they lie. */
-void mha_walk_start_row(mha_walk *walk, const mha_walk *other, size_t row, mha_interval keys);
+/* Begins a walk of one query, number `row` of another walk's `rows`, over `keys`, which are read where they lie. */
+void mha_walk_start_row(mha_walk *walk, const mha_walk *other, const mha_rows *rows, size_t row, mha_interval keys);
 
 /* Goes on to the next block, before its first tile; 0 if there is none. */
 int mha_walk_enter_block(mha_walk *walk);
@@ -136,7 +135,7 @@ mha_walk_next(mha_walk *walk)
             (walk->problem->watched && mha_interrupted())) { /* at every tile: many walks have only one */
             return 0;
         }
-        mha_walk_describe_tile(walk, walk->head, walk->row);
+        mha_describe_tile(walk, walk->head, walk->row, &walk->tile);
         walk->block.keys = mha_interval_meet(walk->tile.keys, walk->keys_here);
         walk->row += walk->plan->tile_rows;
         if (walk->row >= walk->task.rows) {

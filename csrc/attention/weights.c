@@ -18,8 +18,8 @@ static void
 weigh_block(const mha_walk *walk)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const char *max = mha_statistics_at(walk, walk->room->max);
-    const char *inverse = mha_statistics_at(walk, walk->room->inverse);
+    const char *max = mha_statistics_at(walk, &walk->tile, walk->room->max);
+    const char *inverse = mha_statistics_at(walk, &walk->tile, walk->room->inverse);
 
     (void)mha_score_tile(walk);
     for (size_t i = 0; i < walk->tile.rows; i++) {
@@ -27,23 +27,23 @@ weigh_block(const mha_walk *walk)
         if (seen.first < seen.last) {
             k->weights_row(seen.last - seen.first, mha_score_at(walk, walk->room->scores, i, seen.first),
                            max + i * k->itemsize, inverse + i * k->itemsize,
-                           mha_weights_at(walk, i) + seen.first * k->itemsize);
+                           mha_weights_at(walk->problem, &walk->tile, i) + seen.first * k->itemsize);
         }
     }
 }
 
-/* Writes zeros outside the keys of each row of the tile, and the weights of empty rows. */
+/* Writes zeros outside the keys of each of the rows, and the weights of empty ones. */
 static void
-fill_outside(const mha_walk *walk)
+fill_outside(const mha_walk *walk, const mha_rows *rows)
 {
     const mha_kernels *k = walk->problem->kernels;
-    const char *sum = mha_statistics_at(walk, walk->room->sum);
+    const char *sum = mha_statistics_at(walk, rows, walk->room->sum);
 
-    for (size_t i = 0; i < walk->tile.rows; i++) {
-        char *row = mha_weights_at(walk, i);
-        const mha_interval seen = mha_row_keys(walk, i);
+    for (size_t i = 0; i < rows->rows; i++) {
+        char *row = mha_weights_at(walk->problem, rows, i);
+        const mha_interval seen = mha_row_keys(rows, i);
         if (mha_read(k, sum, i) == 0) {
-            mha_fill_empty_weights(walk, i);
+            mha_fill_empty_weights(walk, rows, i);
         } else {
             memset(row, 0, seen.first * k->itemsize);
             memset(row + seen.last * k->itemsize, 0, (walk->problem->args->keys - seen.last) * k->itemsize);
@@ -55,18 +55,19 @@ void
 mha_weights_task(void *job, size_t task, unsigned worker)
 {
     mha_walk walk;
+    mha_rows rows;
 
     mha_walk_task(&walk, job, task, worker);
     for (size_t g = 0; g < walk.problem->group; g++) {
-        mha_walk_describe_head(&walk, g);
-        mha_load_statistics(&walk);
+        mha_describe_head(&walk, g, &rows);
+        mha_load_statistics(&walk, &rows);
     }
     mha_walk_start(&walk, walk.problem->group, walk.task.keys);
     while (mha_next_prepared(&walk)) {
         weigh_block(&walk);
     }
     for (size_t g = 0; g < walk.problem->group; g++) {
-        mha_walk_describe_head(&walk, g);
-        fill_outside(&walk);
+        mha_describe_head(&walk, g, &rows);
+        fill_outside(&walk, &rows);
     }
 }

@@ -79,9 +79,11 @@ count_tiles(const mha_attention_job *job, mha_attention_facts *facts)
             alike = job->problem.same_visibility && task == 0 && n_tasks > 1 ? n_tasks - 1 : 1;
             mha_describe_rows(&walk, item * heads * n_tasks + task, 0, &walk.task);
             for (size_t row = 0; row < walk.task.rows; row += plan->tile_rows) {
-                mha_walk_describe_tile(&walk, 0, row);
-                const mha_interval keys = walk.tile.keys;
-                const size_t n_blocks = mha_ceil_div(keys.last, plan->key_block) - keys.first / plan->key_block;
+                mha_rows tile;
+
+                mha_describe_tile(&walk, 0, row, &tile);
+                const size_t n_blocks =
+                    mha_ceil_div(tile.keys.last, plan->key_block) - tile.keys.first / plan->key_block;
                 facts->n_tiles += n_blocks * alike * items_alike * args->heads;
                 facts->n_tiles_all += all_blocks * alike * items_alike * args->heads;
                 facts->most_blocks = mha_max(facts->most_blocks, n_blocks);
