@@ -9,111 +9,58 @@
 
 #include "mha_explain.h"
 
-/* Where a record has which fact, and what it is; a group is a record within it. */
-typedef struct field {
-    const char *name;
-    enum { COUNT, FLAG, SECONDS, WORD, GROUP } kind;
-    size_t offset;
-    const struct field *group;
-} field;
-#define FIELD(kind, record, name) {#name, kind, offsetof(record, name), NULL}
-#define RECORD(record, name, fields) {#name, GROUP, offsetof(record, name), fields}
-#define END {NULL}
+/* --- Facts as dicts -------------------------------------------------------------------------- */
 
-/* By hand: clang-format writes a line for each. */
-/* clang-format off */
-#define OF(kind, name) FIELD(kind, mha_kernel_facts, name)
-static const field kernel_fields[] = {
-    OF(WORD, isa), OF(COUNT, itemsize), OF(COUNT, lanes), OF(COUNT, tile_rows), OF(COUNT, tile_columns), END
-};
-#undef OF
-#define OF(kind, name) FIELD(kind, mha_share_facts, name)
-static const field share_fields[] = {
-    OF(COUNT, n_tasks), OF(COUNT, n_threads), OF(COUNT, most_threads), OF(WORD, reason), OF(SECONDS, seconds),
-    OF(SECONDS, least_seconds), OF(SECONDS, least_each), END
-};
-#undef OF
-static const field core_fields[] = {
-    RECORD(mha_core_facts, float32, kernel_fields), RECORD(mha_core_facts, float64, kernel_fields),
-    RECORD(mha_core_facts, share, share_fields), END
-};
-#define OF(kind, name) FIELD(kind, mha_attention_facts, name)
-static const field attention_fields[] = {
-    RECORD(mha_attention_facts, share, share_fields), RECORD(mha_attention_facts, kernels, kernel_fields),
-    OF(COUNT, scratch_bytes), OF(COUNT, batch), OF(COUNT, heads), OF(COUNT, kv_heads), OF(COUNT, queries),
-    OF(COUNT, keys), OF(COUNT, head_dim), OF(COUNT, value_dim), OF(COUNT, key_block), OF(COUNT, tile_queries),
-    OF(COUNT, task_queries), OF(COUNT, task_heads), OF(COUNT, n_splits), OF(FLAG, by_columns), OF(FLAG, weights_again),
-    OF(COUNT, n_tiles), OF(COUNT, n_tiles_all), OF(COUNT, most_blocks), END
-};
-#undef OF
-#define OF(kind, name) FIELD(kind, mha_linear_facts, name)
-static const field linear_fields[] = {
-    OF(COUNT, rows), OF(COUNT, rows_needed), OF(COUNT, in_features), OF(COUNT, out_features), OF(COUNT, task_rows),
-    RECORD(mha_linear_facts, share, share_fields), END
-};
-#undef OF
-#define OF(kind, name) FIELD(kind, mha_layer_facts, name)
-static const field layer_fields[] = {
-    OF(COUNT, slice_items), OF(COUNT, n_slices), OF(COUNT, scratch_bytes),
-    RECORD(mha_layer_facts, attention, attention_fields), END
-};
-#undef OF
-/* clang-format on */
-
-static PyObject *dict_of(const field *fields, const void *record);
+#define COUNT(name) #name, (Py_ssize_t)facts->name
+#define WORD(name) #name, facts->name
+#define SECONDS(name) #name, facts->name
+#define FLAG(name) #name, PyBool_FromLong(facts->name)
+#define DICT(name, kind) #name, kind##_dict(&facts->name)
 
 static PyObject *
-fact_of(const field *field, const void *record)
+kernel_dict(const mha_kernel_facts *facts)
 {
-    const void *at = (const char *)record + field->offset;
-
-    switch (field->kind) {
-    case COUNT: return PyLong_FromSize_t(*(const size_t *)at);
-    case FLAG: return PyBool_FromLong(*(const int *)at);
-    case SECONDS: return PyFloat_FromDouble(*(const double *)at);
-    case WORD: return PyUnicode_FromString(*(const char *const *)at);
-    default: return dict_of(field->group, at);
-    }
-}
-
-/* dict[name] = value, whose reference it takes; 0 and an exception if that fails, or if value is NULL. */
-static int
-put(PyObject *dict, const char *name, PyObject *value)
-{
-    const int done = value != NULL && PyDict_SetItemString(dict, name, value) == 0;
-
-    Py_XDECREF(value);
-    return done;
+    return Py_BuildValue("{sssnsnsnsn}", WORD(isa), COUNT(itemsize), COUNT(lanes), COUNT(tile_rows),
+                         COUNT(tile_columns));
 }
 
 static PyObject *
-dict_of(const field *fields, const void *record)
+share_dict(const mha_share_facts *facts)
 {
-    PyObject *dict = PyDict_New();
-
-    for (const field *field = fields; dict != NULL && field->name != NULL; field++) {
-        if (!put(dict, field->name, fact_of(field, record))) {
-            Py_CLEAR(dict);
-        }
-    }
-    return dict;
+    return Py_BuildValue("{snsnsnsssdsdsd}", COUNT(n_tasks), COUNT(n_threads), COUNT(most_threads), WORD(reason),
+                         SECONDS(seconds), SECONDS(least_seconds), SECONDS(least_each));
 }
 
-/* The facts, unless the core refused. */
 static PyObject *
-told(mha_py_call *call, mha_status status, const field *fields, const void *record)
+attention_dict(const mha_attention_facts *facts)
 {
-    mha_py_check(call, status, call->function);
-    return call->failed ? NULL : dict_of(fields, record);
+    return Py_BuildValue("{sNsNsnsnsnsnsnsnsnsnsnsnsnsnsnsNsNsnsnsn}", DICT(share, share), DICT(kernels, kernel),
+                         COUNT(scratch_bytes), COUNT(batch), COUNT(heads), COUNT(kv_heads), COUNT(queries), COUNT(keys),
+                         COUNT(head_dim), COUNT(value_dim), COUNT(key_block), COUNT(tile_queries), COUNT(task_queries),
+                         COUNT(task_heads), COUNT(n_splits), FLAG(by_columns), FLAG(weights_again), COUNT(n_tiles),
+                         COUNT(n_tiles_all), COUNT(most_blocks));
 }
+
+static PyObject *
+linear_dict(const mha_linear_facts *facts)
+{
+    return Py_BuildValue("{snsnsnsnsnsN}", COUNT(rows), COUNT(rows_needed), COUNT(in_features), COUNT(out_features),
+                         COUNT(task_rows), DICT(share, share));
+}
+
+/* The dict, unless the core refused. */
+#define TOLD(call, status, dict) (mha_py_check(call, status, (call)->function), (call)->failed ? NULL : (dict))
+
+/* --- The functions ---------------------------------------------------------------------------- */
 
 PyObject *
-py_explain_kernels(mha_py_call *call, PyObject *const *Py_UNUSED(values))
+py_explain_kernels(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
 {
-    mha_core_facts facts;
+    mha_core_facts of_all;
+    const mha_core_facts *const facts = &of_all;
 
-    mha_kernels_explain(&facts);
-    return told(call, MHA_OK, core_fields, &facts);
+    mha_kernels_explain(&of_all);
+    return Py_BuildValue("{sNsNsN}", DICT(float32, kernel), DICT(float64, kernel), DICT(share, share));
 }
 
 PyObject *
@@ -131,7 +78,7 @@ py_explain_attention(mha_py_call *call, PyObject *const *values)
     if (call->failed) {
         return NULL;
     }
-    return told(call, mha_attention_explain(&attention.args, &facts), attention_fields, &facts);
+    return TOLD(call, mha_attention_explain(&attention.args, &facts), attention_dict(&facts));
 }
 
 /* Asks for the outputs that the call would ask for; returns how many bytes of them the layer keeps until the next. */
@@ -162,18 +109,32 @@ want_kept(mha_py_layer *layer, int training)
 
 /* Of the projections that the layer has. */
 static PyObject *
-projections_of(const mha_py_layer *layer, const mha_layer_facts *facts)
+projections_dict(const mha_layer_args *args, const mha_linear_facts *facts)
 {
     static const char *const names[MHA_PY_N_PROJECTIONS] = {"W_q", "W_k", "W_v", "W_o"};
-    const mha_linear *const linears[] = {&layer->args.W_q, &layer->args.W_k, &layer->args.W_v, &layer->args.W_o};
+    const mha_linear *const linears[] = {&args->W_q, &args->W_k, &args->W_v, &args->W_o};
     PyObject *dict = PyDict_New();
 
     for (int i = 0; dict != NULL && i < MHA_PY_N_PROJECTIONS; i++) {
-        if (linears[i]->weight != NULL && !put(dict, names[i], dict_of(linear_fields, &facts->projections[i]))) {
-            Py_CLEAR(dict);
+        if (linears[i]->weight != NULL) {
+            PyObject *const one = linear_dict(&facts[i]);
+
+            if (one == NULL || PyDict_SetItemString(dict, names[i], one) < 0) {
+                Py_CLEAR(dict);
+            }
+            Py_XDECREF(one);
         }
     }
     return dict;
+}
+
+static PyObject *
+layer_dict(const mha_layer_args *args, const mha_layer_facts *facts, size_t kept_bytes)
+{
+    return Py_BuildValue("{snsnsnsNsNsnss}", COUNT(slice_items), COUNT(n_slices), COUNT(scratch_bytes),
+                         DICT(attention, attention), "projections", projections_dict(args, facts->projections),
+                         "kept_bytes", (Py_ssize_t)kept_bytes, "kept",
+                         args->weights != NULL ? "weights" : "queries and keys");
 }
 
 PyObject *
@@ -191,14 +152,7 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
     mha_py_limit_threads(call); /* as the call would */
     const mha_status status = mha_layer_explain(&layer.args, &facts);
     mha_threads_limit_own(0);
-    PyObject *told_facts = told(call, status, layer_fields, &facts);
-    if (told_facts != NULL &&
-        !(put(told_facts, "projections", projections_of(&layer, &facts)) &&
-          put(told_facts, "kept_bytes", PyLong_FromSize_t(kept_bytes)) &&
-          put(told_facts, "kept", PyUnicode_FromString(layer.args.weights != NULL ? "weights" : "queries and keys")))) {
-        Py_CLEAR(told_facts);
-    }
-    return told_facts;
+    return TOLD(call, status, layer_dict(&layer.args, &facts, kept_bytes));
 }
 
 PyObject *
@@ -215,5 +169,5 @@ py_explain_linear(mha_py_call *call, PyObject *const *values)
     }
     const mha_dtype dtype = mha_py_dtype(x.rows.type);
     const size_t rows = (size_t)x.rows.shape[0];
-    return told(call, mha_linear_explain(dtype, &projection.linear, rows, &facts), linear_fields, &facts);
+    return TOLD(call, mha_linear_explain(dtype, &projection.linear, rows, &facts), linear_dict(&facts));
 }
