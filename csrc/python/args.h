@@ -181,9 +181,10 @@ PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const n
 PyArrayObject *mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 void *mha_py_data(PyArrayObject *array); /* NULL of NULL */
 
-/* torch/blocks.c: the same for a large result, of `bytes` bytes, that becomes a tensor, in memory kept for later. */
+/* torch/blocks.c: one of `bytes` bytes, not owned yet, that begins on a cache line: a packed weight, or a large result
+   that becomes a tensor.  The memory of a large one is kept for later. */
 int mha_py_is_large(size_t bytes);
-PyObject *mha_py_new_large(int rank, const npy_intp *dims, int type, size_t bytes);
+PyObject *mha_py_new_on_line(int rank, const npy_intp *dims, int type, size_t bytes);
 mha_result mha_py_result(PyArrayObject *array); /* a dense output of rank 3 or 4 as the core takes it */
 
 /* --- Tensors: torch/tensors.c -------------------------------------------------------------- */

@@ -215,7 +215,7 @@ mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, 
     if (room == 0) {
         mha_py_refuse(call, "size", "(sN)", name, mha_py_shape(rank, dims));
     } else if (call->has_tensors && mha_py_is_large(bytes)) {
-        array = mha_py_new_large(rank, dims, type, bytes);
+        array = mha_py_new_on_line(rank, dims, type, bytes);
     } else {
         array = PyArray_EMPTY(rank, (npy_intp *)dims, type, 0);
     }

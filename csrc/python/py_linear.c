@@ -5,32 +5,7 @@
  */
 #include "args.h"
 
-#include <stdint.h>
-
-#define ALIGNMENT 64 /* a cache line, and the widest vector */
-
 /* --- Packing ---------------------------------------------------------------------------- */
-
-/* An array whose first number lies on a cache line: a view into a slightly larger array, which it keeps alive. */
-static PyArrayObject *
-new_aligned(mha_py_call *call, const npy_intp shape[2], int type)
-{
-    const npy_intp room = shape[0] * shape[1] + ALIGNMENT / (npy_intp)mha_py_itemsize(type);
-    PyArrayObject *const whole = mha_py_new(call, "the packed weight", 1, &room, type);
-    const uintptr_t start = (uintptr_t)mha_py_data(whole);
-    const mha_py_array aligned = {.data = (void *)((start + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT),
-                                  .type = type,
-                                  .rank = 2,
-                                  .shape = {shape[0], shape[1]},
-                                  .stride = {shape[1], 1}};
-    PyArrayObject *const view = call->failed ? NULL : mha_py_view(call, &aligned);
-
-    if (view != NULL) {
-        Py_INCREF((PyObject *)whole);
-        call->failed = PyArray_SetBaseObject(view, (PyObject *)whole) < 0; /* steals `whole`, even if it fails */
-    }
-    return view;
-}
 
 PyObject *
 py_pack_linear(mha_py_call *call, PyObject *const *values)
@@ -44,10 +19,15 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
     const int type = projection.weight.type;
     const mha_dtype dtype = mha_py_dtype(type);
     mha_py_packed_shape(call, dtype, linear, shape);
-    packed = new_aligned(call, shape, type);
     if (call->failed) {
         return NULL;
     }
+    const size_t bytes = (size_t)shape[0] * (size_t)shape[1] * mha_py_itemsize(type);
+    packed = (PyArrayObject *)mha_py_own(call, mha_py_new_on_line(2, shape, type, bytes));
+    if (packed == NULL) {
+        return NULL;
+    }
+    PyArray_CLEARFLAGS(packed, NPY_ARRAY_WRITEABLE); /* the core alone knows what stands where */
     mha_py_detach(call, (double)PyArray_SIZE(packed));
     return mha_py_finish(call,
                          mha_linear_pack(dtype, linear->out_features, linear->in_features, linear->weight,

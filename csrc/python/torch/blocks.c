@@ -1,6 +1,6 @@
 /*
- * blocks.c: memory of large results that become tensors: it begins on a cache line, and is kept for later calls.
- * Saves 5 of 12.5 ms of a training step of 64,8,37,64 (Xeon with AVX-512).
+ * blocks.c: memory that begins on a cache line: of packed weights, and of large results that become tensors; what is
+ * large is kept for later calls.  That saves 5 of 12.5 ms of a training step of 64,8,37,64 (Xeon with AVX-512).
  *
  * A step frees its gradients and makes them again.  malloc gives so much memory back to the system each time, and the
  * system clears new pages for the next step.  So the last freed blocks, together at most KEPT_BYTES, wait here for a
@@ -74,7 +74,8 @@ keep(PyObject *capsule)
     const size_t bytes = (size_t)PyArray_DIM(block, 0);
     size_t n_dropped = 0;
 
-    if (bytes > KEPT_BYTES || atomic_flag_test_and_set_explicit(&kept.busy, memory_order_acquire)) {
+    if (bytes < LARGE_BYTES || bytes > KEPT_BYTES ||
+        atomic_flag_test_and_set_explicit(&kept.busy, memory_order_acquire)) {
         Py_DECREF((PyObject *)block);
         return;
     }
@@ -97,7 +98,7 @@ mha_py_is_large(size_t bytes)
 }
 
 PyObject *
-mha_py_new_large(int rank, const npy_intp *dims, int type, size_t bytes)
+mha_py_new_on_line(int rank, const npy_intp *dims, int type, size_t bytes)
 {
     const npy_intp size = (npy_intp)(bytes + LINE);
     PyArrayObject *block = take_kept((size_t)size);
