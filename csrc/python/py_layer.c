@@ -65,58 +65,49 @@ clear_unseen(const mha_py_layer *layer, PyArrayObject *kept)
 }
 
 /*
- * Makes the array its copy in `kept`, if there is one: so what is kept is what the core was given, even if another
- * thread is writing, or an optimizer changes a weight in place later.
+ * Makes queries, or keys, their copy in `kept`, if there is one: so what is kept is what the core was given, even if
+ * another thread is writing.  Keys that no query sees are not read.
  */
 static void
-use_copy(mha_py_call *call, mha_py_array *array, PyArrayObject *kept)
+use_copy(const mha_py_layer *layer, mha_py_array *array, PyArrayObject *kept)
 {
-    PyArrayObject *const view = kept == NULL ? NULL : mha_py_view(call, array);
-
-    if (view != NULL) {
-        call->failed = call->failed || PyArray_CopyInto(kept, view) < 0;
-        mha_py_lay_out(call, kept, array->name, MHA_PY_DENSE, array);
-    }
-}
-
-/* The same for keys, row by row: the rows that no query sees are not read. */
-static void
-use_seen_copy(mha_py_layer *layer, PyArrayObject *kept)
-{
-    mha_py_array *keys = &layer->keys;
-    const npy_intp batch = keys->shape[0], rows = keys->shape[1], features = keys->shape[2];
-    const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(keys->type);
+    const npy_intp batch = array->shape[0], rows = array->shape[1], features = array->shape[2];
+    const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(array->type);
 
     for (npy_intp b = 0; b < batch && kept != NULL && features > 0; b++) {
-        const char *from = (const char *)keys->data + b * keys->stride[0] * itemsize;
+        const char *from = (const char *)array->data + b * array->stride[0] * itemsize;
         char *to = (char *)PyArray_DATA(kept) + b * rows * features * itemsize;
-
-        const npy_intp seen = seen_rows(layer, b), at_once = keys->stride[1] == features ? seen : 1;
+        const npy_intp seen = array == &layer->keys ? seen_rows(layer, b) : rows;
+        const npy_intp at_once = array->stride[1] == features ? seen : 1;
 
         for (npy_intp row = 0; row < seen; row += at_once) {
-            memcpy(to + row * features * itemsize, from + row * keys->stride[1] * itemsize,
+            memcpy(to + row * features * itemsize, from + row * array->stride[1] * itemsize,
                    (size_t)(at_once * features * itemsize));
         }
     }
     if (kept != NULL) {
-        keys->data = PyArray_DATA(kept);
-        keys->stride[0] = rows * features;
-        keys->stride[1] = features;
+        array->data = PyArray_DATA(kept);
+        array->stride[0] = rows * features;
+        array->stride[1] = features;
     }
 }
 
-/* Uses the copies of w_v, and of queries and keys that nothing projects. */
+/* Uses the copies of queries and keys that nothing projects, and of w_v, which an optimizer may change in place later.
+ */
 static void
-use_copies(mha_py_call *call, mha_py_layer *layer, PyArrayObject *const *kept)
+use_copies(const mha_py_call *call, mha_py_layer *layer, PyArrayObject *const *kept)
 {
     mha_layer_args *args = &layer->args;
+    PyArrayObject *const w_v = kept[MHA_PY_KEPT_W_V];
 
     if (call->failed) {
         return;
     }
-    use_copy(call, &layer->w_v, kept[MHA_PY_KEPT_W_V]);
-    use_copy(call, &layer->queries, args->q_projected == NULL ? kept[MHA_PY_KEPT_Q] : NULL);
-    use_seen_copy(layer, args->k_projected == NULL ? kept[MHA_PY_KEPT_K] : NULL);
+    if (w_v != NULL) {
+        layer->w_v.data = memcpy(PyArray_DATA(w_v), layer->w_v.data, (size_t)PyArray_NBYTES(w_v));
+    }
+    use_copy(layer, &layer->queries, args->q_projected == NULL ? kept[MHA_PY_KEPT_Q] : NULL);
+    use_copy(layer, &layer->keys, args->k_projected == NULL ? kept[MHA_PY_KEPT_K] : NULL);
     clear_unseen(layer, kept[MHA_PY_KEPT_K]);
     clear_unseen(layer, kept[MHA_PY_KEPT_V]);
     args->additive_weights = layer->w_v.data;
