@@ -166,9 +166,6 @@ int mha_py_fits(mha_py_array *array, mha_py_layout layout);
 void mha_py_need_rank(mha_py_call *call, const mha_py_array *array, int rank, const char *expected);
 void mha_py_need_shape(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *dims);
 
-/* An array of the call's on the numbers where they lie, for NumPy to read; `array` must live as long. */
-PyArrayObject *mha_py_view(mha_py_call *call, const mha_py_array *array);
-
 mha_operand mha_py_operand(const mha_py_array *array);
 mha_dtype mha_py_dtype(int type);
 size_t mha_py_itemsize(int type);

@@ -120,19 +120,6 @@ mha_py_take(mha_py_call *call, PyObject *value, const char *name, mha_py_layout 
     }
 }
 
-PyArrayObject *
-mha_py_view(mha_py_call *call, const mha_py_array *array)
-{
-    npy_intp bytes[MHA_PY_MAX_RANK];
-
-    for (int i = 0; i < array->rank; i++) {
-        bytes[i] = array->stride[i] * (npy_intp)mha_py_itemsize(array->type);
-    }
-    return (PyArrayObject *)mha_py_own(call,
-                                       PyArray_New(&PyArray_Type, array->rank, (npy_intp *)array->shape, array->type,
-                                                   bytes, (void *)(uintptr_t)array->data, 0, 0, NULL));
-}
-
 mha_operand
 mha_py_operand(const mha_py_array *array)
 {

@@ -184,6 +184,7 @@ read_tensor(mha_py_call *call, PyObject *tensor, mha_py_array *array)
 PyObject *
 mha_py_viewed(mha_py_call *call, PyObject *value)
 {
+    npy_intp bytes[MHA_PY_MAX_RANK];
     mha_py_array array;
     PyArrayObject *view;
 
@@ -195,7 +196,11 @@ mha_py_viewed(mha_py_call *call, PyObject *value)
         PyErr_SetString(PyExc_BufferError, "the tensor has no plain memory of a type that NumPy knows");
         return mha_py_own(call, NULL);
     }
-    view = mha_py_view(call, &array);
+    for (int i = 0; i < array.rank; i++) {
+        bytes[i] = array.stride[i] * (npy_intp)mha_py_itemsize(array.type);
+    }
+    view = (PyArrayObject *)mha_py_own(call, PyArray_New(&PyArray_Type, array.rank, array.shape, array.type, bytes,
+                                                         (void *)(uintptr_t)array.data, 0, 0, NULL));
     if (view != NULL) {
         Py_INCREF(value);
         call->failed = PyArray_SetBaseObject(view, value) < 0;
