@@ -242,6 +242,11 @@ function Matrix(app) {
     context.stroke();
   }
 
+  // The places with a label beside the marked one, which would cover a part of it: then it is covered as a whole.
+  function near(at, step, first, end) {
+    return [-1, 0, 1].map((n) => at - (at % step) + n * step).filter((i) => i !== at && i >= first && i < end);
+  }
+
   function markAxes(context, q, k) {
     const y = g.top + (q - g.v.q0 + 0.5) * g.ch;
     context.font = "600 " + LABEL_FONT;
@@ -249,6 +254,10 @@ function Matrix(app) {
     const size = context.measureText(text).width;
     context.fillStyle = app.color("paper");
     context.fillRect(0, y - 10, g.left - 3, 20);
+    for (const i of near(q, g.qStep, g.v.q0, g.v.q1)) {
+      const there = g.top + (i - g.v.q0 + 0.5) * g.ch;
+      if (Math.abs(there - y) < 16) context.fillRect(0, there - 8, g.left - 3, 16);
+    }
     context.fillStyle = app.color("ink");
     context.textAlign = "right";
     context.textBaseline = "middle";
@@ -263,6 +272,13 @@ function Matrix(app) {
     context.fillStyle = app.color("paper");
     context.fillRect(g.flat ? -wide / 2 - 2 : 0, g.flat ? -13 : -8, wide + 4, 16);
     context.restore();
+    context.fillStyle = app.color("paper");
+    for (const i of g.flat ? near(k, g.kStep, g.v.k0, g.v.k1) : []) {
+      const other = axisLabel("k", i);
+      const size = context.measureText(other).width + 4;
+      const there = keyPlace(context, other, i);
+      if (Math.abs(there - x) < (wide + 4 + size) / 2) context.fillRect(there - size / 2, g.top - 20, size, 16);
+    }
     context.fillStyle = app.color("ink");
     keyLabel(context, label, k);
   }

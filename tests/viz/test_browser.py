@@ -157,6 +157,48 @@ def test_numbers_of_places_are_whole(show, width, tokens):
     assert "10" in written and set(written) <= {*map(str, range(64)), *"abcdefgh"}
 
 
+PLACED = """
+const base = R.querySelector('.mhac-base'), over = R.querySelector('.mhac-over'), ratio = devicePixelRatio;
+const P = CanvasRenderingContext2D.prototype, text = P.fillText, rect = P.fillRect;
+window.labels = []; window.covers = [];
+const at = (context, x, y) => { const m = context.getTransform(); return [(m.a * x + m.e) / ratio, (m.d * y + m.f) / ratio]; };
+P.fillText = function (said, x, y) {
+  const wide = this.measureText(said).width, [left, middle] = at(this, x, y);
+  const start = {right: left - wide, center: left - wide / 2}[this.textAlign];
+  const high = this.textBaseline === "middle" ? middle : middle - 4.5;
+  if (this.canvas === base && /^[0-9]+$/.test(said)) window.labels.push([start, high - 4.5, start + wide, high + 4.5]);
+  return text.call(this, said, x, y);
+};
+P.fillRect = function (x, y, w, h) {
+  const [left, top] = at(this, x, y);
+  if (this.canvas === over && h > 8 && w > 8 && w < 200) window.covers.push([left, top, left + w, top + h, this.fillStyle]);
+  return rect.call(this, x, y, w, h);
+};
+"""
+
+
+@pytest.mark.parametrize("tokens", [33, 150])
+def test_a_marked_place_hides_its_neighbours_numbers_as_a_whole(show, tokens):
+    shown = show(view(weights_of(2, tokens)))
+    shown.run(PLACED)
+    for choice in (0, 1):  # one of them draws everything again
+        shown.click(".mhac-scale .mhac-choice", at=choice)
+    labels = shown.browser.run("return window.labels")
+    assert len(labels) > 20
+    hidden = 0
+    for across, down in [(0.3, 0.4), (0.52, 0.61), (0.72, 0.33)]:
+        shown.browser.run("window.covers = []")
+        shown.point(MATRIX, across, down)
+        covers = shown.browser.run("return window.covers")
+        assert {cover[4] for cover in covers} == {"#ffffff"}  # the paper's
+        for left, top, right, bottom in labels:
+            over = [c for c in covers if c[0] < right - 1 and c[2] > left + 1 and c[1] < bottom - 1 and c[3] > top + 1]
+            whole = [c for c in over if c[0] <= left + 1 and c[2] >= right - 1 and c[1] <= top + 1 and c[3] >= bottom - 1]
+            assert not over or whole
+            hidden += bool(over)
+    assert hidden >= 6
+
+
 def test_zooming_in_and_out(show):
     tokens = [f"t{i}" for i in range(64)]
     array = weights_of(2, 64)
