@@ -14,7 +14,7 @@ from .answers import NEAR, Answer, Example, Lines, written
 from .mistakes import SOURCES, Mistake, function, known, sources
 from .names import told
 from .probes import Inputs, probes
-from .student import NoOutput, Outcome, Student, Way, own_line
+from .student import NoOutput, Outcome, Student, Way, gradients_recorded, own_line
 
 _SCORING = "11.3 Attention Scoring Functions"
 SECTIONS = {  # of the book's second edition (of its first)
@@ -84,6 +84,12 @@ def check(mine: Any, kind: Optional[str] = None) -> Answer:
     Your attention equals the book's if scores are divided by d, not by sqrt(d).
     """
     student = Student(mine, told(mine, kind))
+    with gradients_recorded():
+        return _compared(student)
+
+
+def _compared(student: Student) -> Answer:
+    """The student's answers beside the book's."""
     asked = student.probes()
     right = [_output(function(student.kind), inputs) for inputs in asked]
     runs = [_Run(student, way, asked, outcomes, right) for way, outcomes in student.answers()]

@@ -13,7 +13,7 @@ from .answers import NEAR, written
 from .mistakes import KINDS
 from .names import told
 from .probes import Inputs
-from .student import WEIGHTS, Student, Way, own_line
+from .student import WEIGHTS, Student, Way, gradients_recorded, own_line
 
 Run = Callable[[Inputs], Any]
 Tried = Optional[tuple[str, Any, Any]]  # what was changed, what came of it, what should have; None: it does not apply
@@ -93,8 +93,9 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
     ['rows_sum_to_1', 'lengths_hide']
     """
     student = Student(mine, told(mine, kind))
-    (way, _), *_ = student.answers()
-    return Laws(student.name, found(student, way))
+    with gradients_recorded():
+        (way, _), *_ = student.answers()
+        return Laws(student.name, found(student, way))
 
 
 def found(student: Student, way: Way) -> list[Law]:

@@ -11,7 +11,8 @@ import itertools
 import linecache
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -26,6 +27,17 @@ if TYPE_CHECKING:
     from .._types import Array
 
 WEIGHTS = {"additive": ("W_q", "W_k", "w_v"), "multi_head": ("W_q", "W_k", "W_v", "W_o")}
+
+
+@contextmanager
+def gradients_recorded() -> Iterator[None]:
+    """As torch is by default, so that a cell without gradients is graded as any other."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 class Way(NamedTuple):

@@ -183,6 +183,19 @@ def test_numpys_functions_are_graded_alike_where_torch_is_known():
         scores = queries @ keys.swapaxes(1, 2) / queries.shape[-1]
         return mha_c.masked_softmax(scores, valid_lens) @ values
 
-    assert teach.check(mine, "dot_product").mistakes == ["scale_d"]
-    laws = teach.laws(mine, "dot_product")
-    assert laws.ok and "gradients" not in [law.id for law in laws.laws]
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):  # of the cell that grades
+        with mode():
+            assert teach.check(mine, "dot_product").mistakes == ["scale_d"]
+            laws = teach.laws(mine, "dot_product")
+            assert laws.ok and "gradients" not in [law.id for law in laws.laws]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_cell_without_gradients_tells_the_same_of_gradients(mode):
+    def attention(queries, keys, values, valid_lens=None):
+        return students()["dot_product"]()(0.0)(queries, keys, values, valid_lens)
+
+    with mode():
+        laws = teach.laws(attention, "dot_product")
+        assert not torch.is_grad_enabled()
+    assert laws.ok and laws.laws[-1].id == "gradients"

@@ -161,7 +161,10 @@ PLACED = """
 const base = R.querySelector('.mhac-base'), over = R.querySelector('.mhac-over'), ratio = devicePixelRatio;
 const P = CanvasRenderingContext2D.prototype, text = P.fillText, rect = P.fillRect;
 window.labels = []; window.covers = [];
-const at = (context, x, y) => { const m = context.getTransform(); return [(m.a * x + m.e) / ratio, (m.d * y + m.f) / ratio]; };
+const at = (context, x, y) => {
+  const m = context.getTransform();
+  return [(m.a * x + m.e) / ratio, (m.d * y + m.f) / ratio];
+};
 P.fillText = function (said, x, y) {
   const wide = this.measureText(said).width, [left, middle] = at(this, x, y);
   const start = {right: left - wide, center: left - wide / 2}[this.textAlign];
@@ -171,7 +174,8 @@ P.fillText = function (said, x, y) {
 };
 P.fillRect = function (x, y, w, h) {
   const [left, top] = at(this, x, y);
-  if (this.canvas === over && h > 8 && w > 8 && w < 200) window.covers.push([left, top, left + w, top + h, this.fillStyle]);
+  const cover = [left, top, left + w, top + h, this.fillStyle];
+  if (this.canvas === over && h > 8 && w > 8 && w < 200) window.covers.push(cover);
   return rect.call(this, x, y, w, h);
 };
 """
@@ -192,8 +196,9 @@ def test_a_marked_place_hides_its_neighbours_numbers_as_a_whole(show, tokens):
         covers = shown.browser.run("return window.covers")
         assert {cover[4] for cover in covers} == {"#ffffff"}  # the paper's
         for left, top, right, bottom in labels:
-            over = [c for c in covers if c[0] < right - 1 and c[2] > left + 1 and c[1] < bottom - 1 and c[3] > top + 1]
-            whole = [c for c in over if c[0] <= left + 1 and c[2] >= right - 1 and c[1] <= top + 1 and c[3] >= bottom - 1]
+            met = [c for c in covers if c[0] < right - 1 and c[2] > left + 1]
+            over = [c for c in met if c[1] < bottom - 1 and c[3] > top + 1]
+            whole = [c for c in over if c[0] <= left + 1 and c[2] >= right - 1 and c[1] <= top + 1 < bottom - 1 <= c[3]]
             assert not over or whole
             hidden += bool(over)
     assert hidden >= 6
