@@ -238,7 +238,7 @@ class TorchLayer:
     def check_prunable(self) -> None:
         _check_shares_no_keys(self._module)
         if self._linears[0] is None:
-            kind, why = type(self._module).__name__, "they lie in one projection"
+            kind, why = type(self._module).__name__, "they share one projection"
             if self._roles[3] == "out_proj":
                 kind, why = "torch.nn.MultiheadAttention", "they must fill embed_dim"
             raise TypeError(

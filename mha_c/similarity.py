@@ -36,7 +36,7 @@ LOGARITHMS: dict[Any, Callable[[Array], Array]] = {
     "epanechnikov": lambda u: np.log1p(-np.minimum(u, 1)),
     "constant": np.zeros_like,
 }
-NEGATIVE = "kernel must give numbers >= 0, got a negative one or NaN"
+NEGATIVE = "kernel must return values >= 0, got a negative one or NaN"
 # Inputs may also be 1-D as in the book: one number for each query, key or value.
 RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
 

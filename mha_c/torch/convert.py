@@ -122,10 +122,10 @@ def _convert(module: nn.Module) -> Optional[str]:
         module.__class__ = MultiheadAttention
         return None
     if not _looks_like_d2l(module):
-        return "holds other parts than d2l's class of that name, or is called otherwise"
+        return "has other parts or other arguments than d2l's class of that name"
     empty_rows = _equal_with(module)
     if empty_rows is None:
-        return "computes something else than d2l's class of that name"
+        return "computes something other than d2l's class of that name"
     _become_ours(module, empty_rows)
     return None
 

@@ -74,5 +74,5 @@ def _released(found: list[tuple[str, AttentionModule, Packed]]) -> str:
         if module.__dict__.get("_frozen") is packed:
             del module.__dict__["_frozen"]
     changed = [f"{prefix}.{name}.weight".lstrip(".") for prefix, _, packed in found for name in packed.changed()]
-    what = f"changed inside frozen(): {', '.join(changed)}; calls since then may have used the numbers of before"
+    what = f"changed inside frozen(): {', '.join(changed)}; calls since then may have used the old weights"
     return what if changed else ""

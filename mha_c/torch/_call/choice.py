@@ -23,7 +23,7 @@ CORE, OPERATOR, GENERAL = "core", "operator", "general"
 WHY = {
     CORE: "the compiled core",
     OPERATOR: "the compiled core, as an operator for compilers",
-    GENERAL: "torch's operations, in the book's order: another device, or somebody looks on (hooks, modes, exporters)",
+    GENERAL: "torch's operations, in the book's order: another device, or an observer (hooks, modes, exporters)",
 }
 
 

@@ -39,8 +39,8 @@ class Ranks(NamedTuple):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a layer that processes share cannot be pickled, for its process group belongs to this process: save its "
-            "state_dict(), build the layer again and share that"
+            "a layer that processes share cannot be pickled, because its process group belongs to this process: save "
+            "its state_dict(), build the layer again and share that"
         )
 
 
@@ -61,9 +61,9 @@ def ranks_of(group: Any, caller: str) -> Ranks:
     group = dist.group.WORLD if group is None else group
     rank = dist.get_rank(group)
     if rank < 0:
-        raise ValueError(f"{caller}: this process is no member of the group")
+        raise ValueError(f"{caller}: this process is not a member of the group")
     if group in _broken:
-        raise RuntimeError(f"{caller}: this group cannot be used any more, for {_broken[group]}")
+        raise RuntimeError(f"{caller}: this group cannot be used any more: {_broken[group]}")
     return Ranks(group, rank, dist.get_world_size(group))
 
 

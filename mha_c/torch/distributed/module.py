@@ -74,8 +74,8 @@ def spread_sequence(
         before: Any = layer._modules["attention"]
         if not has_own_attention(layer) and (type(before) is not _SpreadAttention or is_changed(before)):
             raise TypeError(
-                f"attention is a {type(before).__name__} that is replaced or hooked: where a sequence is spread, "
-                f"another takes its place, and it would never be called"
+                f"attention is a {type(before).__name__} that is replaced or hooked: spread_sequence puts another in "
+                f"its place, so it would never be called"
             )
     for layer in layers:
         layer.attention = _SpreadAttention(layer, ranks, layout)
@@ -98,7 +98,7 @@ class _SpreadAttention(nn.Module):
         if type(dropout) is not nn.Dropout or is_changed(dropout):
             raise TypeError(
                 f"attention.dropout is a {type(dropout).__name__} that is replaced or hooked: where a sequence is "
-                f"spread it is never called, for no rank has all the weights; only a plain Dropout can be served"
+                f"spread it is never called, because no rank has all the weights; only a plain nn.Dropout works"
             )
         p = rate(dropout, training)
         q, k, v = (x.unflatten(0, (-1, self.num_heads)) for x in (queries, keys, values))
