@@ -140,10 +140,12 @@ class OfParameter(Generic[Shown]):
     def __init__(self, suffix: str, what: str) -> None:
         self._suffix, self._what = suffix, what
 
+    @refuses_at_the_call
     def __get__(self, linear: Linear, owner: Optional[type] = None) -> Shown:
         parameter = Parameter(linear, self._suffix)
         return cast("Shown", getattr(parameter, self._what) if parameter._exists() else None)
 
+    @refuses_at_the_call
     def __set__(self, linear: Linear, value: Any) -> None:
         parameter = Parameter(linear, self._suffix)
         if parameter._exists():
@@ -247,6 +249,7 @@ class Parameter:
         return array.view()  # of a view nobody can undo the read-only
 
     @data.setter
+    @refuses_at_the_call
     def data(self, value: Any) -> None:
         self._linear._parameters.assign(self._linear._name, self._suffix, value)
 
@@ -255,6 +258,7 @@ class Parameter:
         return self._linear._parameters.grads.get(self.name)
 
     @grad.setter
+    @refuses_at_the_call
     def grad(self, value: Any) -> None:
         """An array of the parameter's shape, not copied if of the layer's type; None deletes the gradient."""
         parameters = self._linear._parameters
@@ -275,10 +279,12 @@ class Parameter:
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
+    @refuses_at_the_call
     def __iadd__(self, step: Any) -> Parameter:
         self.data = self.data + step
         return self
 
+    @refuses_at_the_call
     def __isub__(self, step: Any) -> Parameter:
         self.data = self.data - step
         return self

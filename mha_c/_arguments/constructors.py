@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .names import did_you_mean
+from .names import did_you_mean, listed
 from .scalars import whole
 
 MULTI_HEAD = (
@@ -86,11 +86,6 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
     positional = f"{len(args)} positional argument{'' if len(args) == 1 else 's'}"
     keywords = f" and the keywords {', '.join(sorted(named))}" if named else ""
     raise TypeError(f"{owner}() got {positional}{keywords}; {called}")
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names as a sentence has them: "a", "a and b", "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _left_out(signatures: Sequence[inspect.Signature], args: tuple[Any, ...], named: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 # What others call it: torch, Keras, JAX, Hugging Face, and the book's other editions.
 ELSEWHERE = {
@@ -37,3 +37,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question to end or go on a sentence with; "" if no known name is near."""
     found = meant(name, known)
     return f": did you mean {found}?" if found else ""
+
+
+def listed(names: Sequence[str], word: str = "and") -> str:
+    """Names as a sentence has them: "a", "a and b", "a, b and c"."""
+    return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 
 import numpy as np
 
+from .names import listed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -128,7 +130,7 @@ def choice(value: Any, name: str, *allowed: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, got {value!r:.100} ({type(value).__name__})")
     if value not in allowed:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r:.100}")
+        raise ValueError(f"{name} must be {listed([*map(repr, allowed)], 'or')}, got {value!r:.100}")
     return value
 
 
@@ -154,7 +156,7 @@ def generator(rng: RngLike) -> np.random.Generator:
     if isinstance(rng, (int, np.integer)) and not isinstance(rng, bool):
         return np.random.default_rng(whole(rng, "rng", least=0, most=math.inf))
     raise TypeError(
-        f"rng must be None, a whole number or a numpy.random.Generator, np.random.default_rng(...), got {rng!r:.100}"
+        f"rng must be None, a whole number or a numpy.random.Generator (np.random.default_rng(...)), got {rng!r:.100}"
     )
 
 

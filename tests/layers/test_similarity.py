@@ -141,7 +141,7 @@ def test_a_kernel_of_ones_own(rng):
 
 def test_errors():
     x = np.ones(3)
-    with pytest.raises(ValueError, match=r"kernel must be 'gaussian' or .* got 'gauss'"):
+    with pytest.raises(ValueError, match=r"kernel must be 'gaussian', .* or 'constant', got 'gauss'"):
         mha_c.KernelAttention("gauss")
     for width, kind in (
         (0, ValueError),

@@ -118,6 +118,14 @@ NUMPY = {
         r"grad_output has shape \(2, 6, 8\).*\(2, 3, 8\)",
     ),
     "weights written in place": (lambda: layer().W_q.weight.__setitem__(0, 1.0), "read-only"),
+    "a weight of an open size": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1).W_q.weight, "set by the first call"),
+    "a weight that does not fit": (
+        lambda: setattr(layer().W_q, "weight", np.ones((3, 3))), r"W_q.weight must have shape \(8, 8\), got \(3, 3\)"
+    ),
+    "a step that does not fit": (
+        lambda: layer().parameters()[0].__isub__(np.ones((2, 8, 8))), r"W_q.weight must have shape \(8, 8\)"
+    ),
+    "a kernel that is not known": (lambda: mha_c.KernelAttention("tri"), "'epanechnikov' or 'constant', got 'tri'"),
     "a weight of another shape": (
         lambda: layer().load_state_dict(first(layer().state_dict())), r"W_q.weight must.*\(8, 8\), got \(3, 3\)"
     ),
