@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused(page, called):
         mha.playground(inputs=x[0, 0], page=page)
     with pytest.raises(ValueError, match=r"one array, or \(queries, keys, values\), got 2"):
         mha.playground(inputs=(x, x), page=page)
-    with pytest.raises(ValueError, match="example is 2, the weights hold 2"):
+    with pytest.raises(ValueError, match=r"example must lie in 0\.\.1, got 2"):
         mha.playground(example=2, page=page)
     with pytest.raises(ValueError, match="at most 64 of each"):
         mha_c.viz.playground(np.full((1, 65, 65), 1 / 65), page=page)
