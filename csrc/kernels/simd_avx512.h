@@ -37,7 +37,6 @@ typedef __mmask8 vf_mask;
 typedef __mmask16 vf_mask;
 #endif
 #define VF_X86 1
-#define VF_FOUR 1       /* vf_hsum4 and vf_hmax4 are defined here */
 #define VF_OWN_SCALE2 1 /* vf_scale2 is defined here */
 #define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
 #define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
@@ -123,45 +122,6 @@ MHA_INLINE real
 vf_hmax(vf v)
 {
     return VF_OP(reduce_max)(v);
-}
-
-/* One step of vf_hsum4 and vf_hmax4: joins each lane with its partner, in the order of vf_hsum and vf_hmax. */
-MHA_INLINE vf
-reduce_pair(vf high, vf low, const int largest)
-{
-    return largest ? vf_max(high, low) : high + low;
-}
-
-/* Joins the blocks of each of four vectors until it has one left, then the lanes of these four blocks side by side. */
-MHA_INLINE void
-reduce4(const vf *v, real *out, const int largest)
-{
-    const vf a = reduce_pair(VF_BLOCKS(v[0], v[1], 0xee), VF_BLOCKS(v[0], v[1], 0x44), largest);
-    const vf b = reduce_pair(VF_BLOCKS(v[2], v[3], 0xee), VF_BLOCKS(v[2], v[3], 0x44), largest);
-    vf x = reduce_pair(VF_BLOCKS(a, b, 0xdd), VF_BLOCKS(a, b, 0x88), largest);
-
-#if VF_F64
-    x = reduce_pair(x, _mm512_permute_pd(x, 0x55), largest);
-    x = _mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 0, 0, 0, 0), x);
-    _mm256_storeu_pd(out, _mm512_castpd512_pd256(x));
-#else
-    x = reduce_pair(x, _mm512_permute_ps(x, 0x4e), largest);
-    x = reduce_pair(x, _mm512_permute_ps(x, 0xb1), largest);
-    x = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), x);
-    _mm_storeu_ps(out, _mm512_castps512_ps128(x));
-#endif
-}
-
-MHA_INLINE void
-vf_hsum4(const vf *v, real *out)
-{
-    reduce4(v, out, 0);
-}
-
-MHA_INLINE void
-vf_hmax4(const vf *v, real *out)
-{
-    reduce4(v, out, 1);
 }
 
 /* Blocks a0 a1 a2 a3 and b0 b1 b2 b3 become a0 a2 b0 b2 and a1 a3 b1 b3. */

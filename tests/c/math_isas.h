@@ -39,7 +39,6 @@ enum word { ADD, SUB, MUL, DIV, FMA, FNMA, MAX, MIN, ABS, COPYSIGN, SELECT_LT, Z
         void (*keep_first)(real * out, const real *v, size_t n, const real *fill); \
         real (*hsum)(const real *v); \
         real (*hmax)(const real *v); \
-        void (*fours)(const real *p, real *alone, real *at_once); \
         void (*transpose)(real * square); /* lanes rows of lanes numbers */ \
     };
 TABLE(float, f32)
@@ -64,7 +63,6 @@ struct math_isa {
      keep_first_##type##_##isa, \
      hsum_##type##_##isa, \
      hmax_##type##_##isa, \
-     fours_##type##_##isa, \
      transpose_##type##_##isa}
 
 static int

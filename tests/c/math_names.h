@@ -15,7 +15,6 @@
 #undef VF_BITS
 #undef VF_BLOCKS
 #undef VF_FIRST_BLOCK
-#undef VF_FOUR
 #undef VF_FUSED
 #undef VF_HALVES
 #undef VF_HIGH
@@ -75,9 +74,7 @@
 #define vf_fma VF_NAME(vf_fma)
 #define vf_fnma VF_NAME(vf_fnma)
 #define vf_hmax VF_NAME(vf_hmax)
-#define vf_hmax4 VF_NAME(vf_hmax4)
 #define vf_hsum VF_NAME(vf_hsum)
-#define vf_hsum4 VF_NAME(vf_hsum4)
 #define vf_keep_first VF_NAME(vf_keep_first)
 #define vf_load VF_NAME(vf_load)
 #define vf_load_first VF_NAME(vf_load_first)
