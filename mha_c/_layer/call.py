@@ -129,9 +129,8 @@ class AttentionLayer(Layer, Viewable):
             and plan is not None
             and plan.dtype is queries.dtype
             and plan.states is plan.parameters.states
-            and plan.isa == isa()
         ):
-            try:
+            try:  # weights that are packed for another instruction set, the core itself refuses
                 if self.training:
                     return self._run_training(plan, (queries, keys, values), valid_lens, False)
                 projections, w_v, num_heads, empty_rows = plan.in_core
