@@ -110,7 +110,7 @@ class Source(NamedTuple):
     """
 
     refs: Any  # the tensors, or weak references to them; None where there is none
-    versions: Any  # autograd's counts of changes in place; None in compiled calls, where only the numbers tell
+    changes: Any  # how often autograd has seen one changed in place; None in compiled calls, where only numbers tell
     call: Any  # what the weights are computed from, without the tensors
 
     def arguments(self) -> Optional[list[Any]]:
@@ -119,19 +119,20 @@ class Source(NamedTuple):
         return None if any(x is not None and y is None for x, y in zip(self.refs, found)) else found
 
     def has_changed(self, tensors: Any) -> bool:
-        return self.versions is not None and self.versions != versions_of(tensors)
+        return self.changes is not None and self.changes != changes_of(tensors)
 
     def compares(self) -> bool:
         """Whether only the numbers tell that a tensor has changed: in compiled calls."""
-        return self.versions is None
+        return self.changes is None
 
     def weights(self, *tensors: Any) -> Tensor:
         """The weights (B, H, Q, K), computed from `arguments` by torch's operations."""
         raise NotImplementedError
 
 
-def versions_of(tensors: Any) -> list[int]:
-    return [x._version for x in tensors if x is not None]
+def changes_of(tensors: Any) -> int:
+    """How often one of them was changed in place: the count of each only grows, so a sum tells as much."""
+    return sum(x._version for x in tensors if x is not None)
 
 
 class LayerSource(Source):
@@ -141,18 +142,27 @@ class LayerSource(Source):
 
     @staticmethod
     def of(queries: Tensor, keys: Tensor, parameters: Parameters, call: LayerCall, compiled: bool = False) -> Source:
-        W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-        of_keys = None if keys is queries else keys
-        tensors = queries, of_keys, W_q, W_k, b_q, b_k, w_v
+        """In an eager call as few objects as can be: each training step makes them and frees them."""
         if compiled:
-            return LayerSource(tensors, None, call)
-        versions = [x._version for x in tensors if x is not None]
-        refs = ref(queries), None if of_keys is None else ref(keys), W_q, W_k, b_q, b_k, w_v
-        return new_record(LayerSource, (refs, versions, call))
+            return LayerSource((queries, keys, parameters), None, call)
+        W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
+        changes = queries._version + keys._version
+        for x in (W_q, W_k, b_q, b_k, w_v):
+            if x is not None:
+                changes += x._version
+        return new_record(LayerSource, ((ref(queries), ref(keys), parameters), changes, call))
+
+    def arguments(self) -> Optional[list[Any]]:
+        queries, keys, (W_q, W_k, _, _, b_q, b_k, _, _, w_v) = self.refs
+        if type(queries) is ref:
+            queries, keys = queries(), keys()
+        if queries is None or keys is None:
+            return None
+        return [queries, keys, W_q, W_k, b_q, b_k, w_v]
 
     def weights(self, *tensors: Any) -> Tensor:
         queries, keys, W_q, W_k, b_q, b_k, w_v = tensors
-        call, keys = self.call, queries if keys is None else keys
+        call = self.call
         keys, _ = formulas.without_hidden(queries, keys, keys, call.valid_lens, call.empty_rows)
         into = Parameters(W_q, W_k, b_q=b_q, b_k=b_k).projections()
         q, k = (formulas.split_heads(x if W is None else W(x), call.num_heads) for x, W in zip((queries, keys), into))
@@ -169,10 +179,10 @@ class HeadsSource(Source):
         """node: of the call's output, None in compilers, exporters and transforms"""
         tensors = kept.tensors()
         if node is None:
-            return HeadsSource(tensors, versions_of(tensors), kept.detached())
+            return HeadsSource(tensors, changes_of(tensors), kept.detached())
         node.metadata["mha_c"] = kept  # nobody else may hold these tensors as long as the graph lives
         refs = [x if x is None else ref(x) for x in tensors]
-        return HeadsSource(refs, versions_of(tensors), kept.detached())
+        return HeadsSource(refs, changes_of(tensors), kept.detached())
 
     def weights(self, *tensors: Any) -> Tensor:
         return self.call.weights(*tensors)
