@@ -198,7 +198,7 @@ def serve_tensors(
 ) -> None:
     """From now on tensors of exactly these types are taken for arrays, and calls with such are answered with tensors,
     on no more threads than get_num_threads() says; BufferError where a tensor has no plain memory.  exchange: torch's
-    DLPack functions."""
+    DLPack functions; is_neg: that method of any tensor."""
 
 def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[Any, ...], Dict[str, Any], Any, Any]]:
     """(parameters, state of the module that shows the weights, dropout, what `frozen` packed of these parameters for

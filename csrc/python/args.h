@@ -40,7 +40,7 @@ enum {
     MHA_PY_EXCHANGE, /* see torch/tensors.c */
     MHA_PY_TENSOR,
     MHA_PY_PARAMETER,
-    MHA_PY_IS_NEG,        /* torch.Tensor.is_neg */
+    MHA_PY_IS_NEG,        /* the method of a tensor, bound to any */
     MHA_PY_TORCH_THREADS, /* torch.get_num_threads */
     MHA_PY_N_OF_TORCH,
     MHA_PY_ISA_NAMES = MHA_PY_N_OF_TORCH, /* of all instruction sets: making one takes 4 % of the smallest call */

@@ -124,7 +124,9 @@ def lengths(valid_lens: Any) -> Any:
 
 
 # From now on the core takes tensors, and computes calls with tensors on torch's threads.
-_core.serve_tensors(tensor_exchange, Tensor, torch.nn.Parameter, Tensor.is_neg, torch.get_num_threads)
+_core.serve_tensors(
+    tensor_exchange, Tensor, torch.nn.Parameter, torch.empty(0, device="cpu").is_neg, torch.get_num_threads
+)
 
 
 def check_inputs(**named: Any) -> None:

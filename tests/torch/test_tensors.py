@@ -16,6 +16,7 @@ import mha_c.torch as mt
 import needs
 from binding_calls import assert_leaks_nothing
 from mha_c import _core
+from mha_c.torch import _private
 from mha_c.torch._call import autograd
 from threads import in_threads
 
@@ -115,13 +116,19 @@ def test_tensors_without_plain_memory():
         _core.layer_forward(x, x, x, None, NONE, None, 1, "zero", 0.0, 0)
 
 
-SERVED = torch.Tensor, torch.nn.Parameter, torch.Tensor.is_neg, torch.get_num_threads
+SERVED = torch.Tensor, torch.nn.Parameter, torch.ones(1).is_neg, torch.get_num_threads
 
 
 def test_bad_capsules():
     for capsule in (None, 42, torch.Tensor):
         with pytest.raises((TypeError, ValueError)):
             _core.serve_tensors(capsule, *SERVED)
+
+
+@pytest.mark.parametrize("method", [None, torch.Tensor.is_neg, torch.ones(1).sum, lambda: False])
+def test_what_is_not_the_method_of_a_tensor_is_not_called(method):
+    with pytest.raises(TypeError, match="is_neg"):
+        _core.serve_tensors(_private.tensor_exchange, *SERVED[:2], method, SERVED[3])
 
 
 class Exchange(ctypes.Structure):

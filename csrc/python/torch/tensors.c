@@ -77,8 +77,13 @@ PyObject *
 py_serve_tensors(mha_py_call *call, PyObject *const *values)
 {
     const dl_exchange *exchange = exchange_of(values[MHA_PY_EXCHANGE]);
+    PyObject *const is_neg = values[MHA_PY_IS_NEG];
 
     if (PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!PyCFunction_Check(is_neg) || PyCFunction_GetFlags(is_neg) != METH_NOARGS) {
+        mha_py_type_error(call, is_neg, "is_neg", "torch's own method of any tensor");
         return NULL;
     }
     for (int i = 0; i < MHA_PY_N_OF_TORCH; i++) {
@@ -113,11 +118,14 @@ array_type(const dl_tensor *t)
     return -1;
 }
 
-/* DLPack does not say whether numbers are to be read with the other sign (as the imag of a conjugate). */
+/*
+ * DLPack does not say whether numbers are to be read with the other sign (as the imag of a conjugate).  Each tensor of
+ * each call is asked, so torch's function is called itself: by way of its object the question takes twice as long.
+ */
 static int
 is_negated(const mha_py_call *call, PyObject *tensor)
 {
-    PyObject *answer = PyObject_CallFunctionObjArgs(call->state->objects[MHA_PY_IS_NEG], tensor, NULL);
+    PyObject *answer = PyCFunction_GetFunction(call->state->objects[MHA_PY_IS_NEG])(tensor, NULL);
     const int negated = answer == NULL ? -1 : PyObject_IsTrue(answer);
 
     Py_XDECREF(answer);
