@@ -242,11 +242,10 @@ def test_a_numpy_layers_state_loads_into_its_twin_alone_and_inside_a_model(kind,
             build(mha_c.torch).load_state_dict({**state, next(iter(state)): np.ones((3, 2))})
 
 
-@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
-def test_a_numpy_layers_state_loads_into_d2ls_module(version):
+def test_a_numpy_layers_state_loads_into_d2ls_module(d2l):
     """Under `patch` as it is; beside it by the one line that the docstring of `state_dict` shows."""
-    d2l, torch = needs.d2l(version), needs.module("torch")
-    sizes = (8,) * 4 if version.startswith("0") else (8,)
+    torch, is_eager = needs.module("torch"), needs.module("book_models").is_eager
+    sizes = (8,) * 4 if is_eager(d2l) else (8,)
     layer = mha_c.MultiHeadAttention(*sizes, 2, 0.0, bias=True, rng=0)
     X = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
     expected, tensor = layer(X, X, X, [3, 2]), torch.from_numpy(X)

@@ -32,9 +32,7 @@ def test_the_table(dtype):
     np.testing.assert_array_equal(ragged[1], out[1, 58:60])
 
 
-@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
-def test_as_d2l(version):
-    d2l = needs.d2l(version)
+def test_as_d2l(d2l):
     torch = needs.module("torch")
     import mha_c.torch as ours
 
@@ -61,10 +59,8 @@ def test_as_d2l(version):
     assert repr(twin) == repr(theirs) == repr(mha_c.PositionalEncoding(20, 0.3))
 
 
-@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
-def test_a_table_of_ones_own(version):
+def test_a_table_of_ones_own(d2l):
     """The book's exercise: positions that are learned, or other numbers, put in the place of P."""
-    d2l = needs.d2l(version)
     torch = needs.module("torch")
     import mha_c.torch as ours
 

@@ -3,7 +3,7 @@
 import pytest
 
 import needs
-from chromium import HIGH, WIDE, Browser, Shown
+from chromium import HIGH, SENTENCE, WIDE, Browser, Shown, weights_of
 
 
 @pytest.fixture(scope="session")
@@ -11,6 +11,11 @@ def browser():
     opened = Browser(*needs.browser())
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return weights_of(4, len(SENTENCE))
 
 
 @pytest.fixture

@@ -260,6 +260,7 @@ class Shown:
 # ---- what several test files need ----
 
 MATRIX = ".mhac-matrix .mhac-stage"
+SENTENCE = "the animal did not cross the street because it was too tired".split()
 
 
 def weights_of(heads, tokens, seed=0):

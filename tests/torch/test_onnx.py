@@ -188,13 +188,11 @@ def test_functions_in_onnx(dynamo):
     Together(*(Function(**options) for options in OPTIONS)).compare(((*inputs(),),) * len(OPTIONS), dynamo)
 
 
-@pytest.mark.parametrize("version", needs.real_d2l.VERSIONS)
-def test_the_books_encoder(version, capsys):
+def test_the_books_encoder(d2l, capsys):
     """d2l's TransformerEncoder on our classes, and nn.TransformerEncoderLayer with ours in it."""
     import book_models
     import mha_c.d2l
 
-    d2l = needs.d2l(version)
     torch.manual_seed(0)
     with mha_c.d2l.patch(d2l):
         encoder, _ = (part.eval() for part in book_models.build(d2l, "transformer", 30, 30, 16, num_layers=1))

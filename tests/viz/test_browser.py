@@ -5,16 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from chromium import HIGH, MATRIX, at, weights_of
+from chromium import HIGH, MATRIX, SENTENCE, at, weights_of
 from mha_c.viz import view
 
 pytest_plugins = ["browser_fixtures"]
-SENTENCE = "the animal did not cross the street because it was too tired".split()
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return weights_of(4, len(SENTENCE))
 
 
 # --- Matrix --------------------------------------------------------------------------------------

@@ -5,16 +5,10 @@ import re
 
 import pytest
 
-from chromium import MATRIX, Shown, weights_of
+from chromium import MATRIX, SENTENCE, Shown, weights_of
 from mha_c.viz import view
 
 pytest_plugins = ["browser_fixtures"]
-SENTENCE = "the animal did not cross the street because it was too tired".split()
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return weights_of(4, len(SENTENCE))
 
 
 # --- Where pages are shown -----------------------------------------------------------------------
