@@ -32,7 +32,7 @@ PROGRAMS = ["visible", "arguments", "attention", "values", "projections", "slice
 PROGRAMS = [f"test_{name}" for name in PROGRAMS]
 PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
            "test_layer_backward.py", "test_determinism.py", "test_exactness.py", "test_score_terms.py",
-           "test_weights_in_rows.py", "test_step.py", "test_paths.py"]  # fmt: skip
+           "test_weights_in_rows.py", "test_step.py", "test_paths.py", "test_explain.py"]  # fmt: skip
 FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w", "-DMHA_DEBUG"]
 FLAGS += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]  # tests/core/test_c_core.py sanitizes more
 SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),

@@ -73,6 +73,31 @@ check_attention_arguments(void)
     CHECK(mha_attention_weights(&c.args) == MHA_ERR_ARG, "weights into nothing");
 }
 
+/* What has no numbers needs no address; and what nothing is added to is zero, for one number a head, too. */
+static void
+check_attention_of_nothing(void)
+{
+    attention_case c = good_attention(0);
+    c.args.value_dim = 0;
+    c.args.v.data = c.grads.out.data = c.grads.grad_out.data = NULL;
+    c.args.out.data = c.grads.grad_v.data = NULL;
+    CHECK(mha_attention_forward(&c.args) == MHA_OK && mha_attention_backward(&c.args, &c.grads) == MHA_OK,
+          "values of no numbers");
+    for (size_t head_dim = 1; head_dim <= 8; head_dim += 7) {
+        guarded_reset(1);
+        c = attention_of(head_dim, 0, 0);
+        const size_t n_bytes = c.n_q * size_of(dtype);
+        unsigned char *bytes = memset(c.grads.grad_q.data, 1, n_bytes);
+        CHECK(mha_attention_forward(&c.args) == MHA_OK && mha_attention_backward(&c.args, &c.grads) == MHA_OK,
+              "no keys, %zu numbers a head", head_dim);
+        while (bytes < (unsigned char *)c.grads.grad_q.data + n_bytes && *bytes == 0) {
+            bytes++;
+        }
+        CHECK(bytes == (unsigned char *)c.grads.grad_q.data + n_bytes, "no keys: a gradient of %zu numbers a head",
+              head_dim);
+    }
+}
+
 /* Each product of sizes on its own: of those before it none overflows. */
 static void
 check_attention_sizes(void)
@@ -346,6 +371,7 @@ main(void)
         dtype = i == 0 ? MHA_F32 : MHA_F64;
         snprintf(guard.doing, sizeof guard.doing, "arguments, type %d", i);
         check_attention_arguments();
+        check_attention_of_nothing();
         check_attention_sizes();
         check_linear_forward();
         check_linear_append();
