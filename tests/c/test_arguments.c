@@ -83,6 +83,12 @@ check_attention_of_nothing(void)
     c.args.out.data = c.grads.grad_v.data = NULL;
     CHECK(mha_attention_forward(&c.args) == MHA_OK && mha_attention_backward(&c.args, &c.grads) == MHA_OK,
           "values of no numbers");
+    c = good_attention(0);
+    c.args.queries = 0;
+    c.args.q.data = c.grads.out.data = c.grads.grad_out.data = NULL;
+    c.args.out.data = c.grads.grad_q.data = NULL;
+    CHECK(mha_attention_forward(&c.args) == MHA_OK && mha_attention_backward(&c.args, &c.grads) == MHA_OK,
+          "no queries");
     for (size_t head_dim = 1; head_dim <= 8; head_dim += 7) {
         guarded_reset(1);
         c = attention_of(head_dim, 0, 0);
