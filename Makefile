@@ -26,7 +26,8 @@ without = $(foreach word,$(1),--ignore-glob='../../tests/*/test_$(word)*' --igno
 
 # C programs with another build of the core, in build/: $(call c-tests,folder,options,prefix), and as a fourth word their
 # names where they are not those that need no special build.
-C_TESTS := scratch visible arguments attention values projections slices backward shared_gradients failures guards
+C_TESTS := scratch visible arguments attention values projections slices backward shared_gradients failures guards \
+	safety explain
 C_TEST_FLAGS := -std=c11 -ffp-contract=off -fno-math-errno -pthread -I$(CURDIR)/csrc -I$(CURDIR)/tests/c
 CORE_SOURCES := $(filter-out $(CURDIR)/csrc/python/%,$(wildcard $(CURDIR)/csrc/*/*.c))
 c-tests = mkdir -p build/$(1) && cd build/$(1) && rm -f *.o && $(CC) $(C_TEST_FLAGS) $(2) -c $(CORE_SOURCES) && \
