@@ -167,7 +167,7 @@ typedef enum { MHA_EMPTY_ZERO, MHA_EMPTY_UNIFORM } mha_empty;
  *   lse         (B,H,Q): natural log of the sum of exp(score) with the sink's term; -inf for a row with neither
  *
  * Errors: MHA_ERR_ARG, MHA_ERR_SIZE, MHA_ERR_NOMEM; outputs are then untouched.
- * Results are bit-identical for every thread count, batch, split of the queries and alignment.
+ * Results are bit-identical for every thread count, batch, cut of the queries and alignment.
  * Scratch memory does not grow with Q*K.
  */
 typedef struct {

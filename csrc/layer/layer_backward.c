@@ -116,9 +116,7 @@ output_projection(const backward_job *job)
 static mha_result
 dense_by_heads(const backward_job *job, const mha_layer_input *in, void *data)
 {
-    const ptrdiff_t features = (ptrdiff_t)in->features;
-
-    const ptrdiff_t head_dim = features / (ptrdiff_t)job->layer.args->num_heads;
+    const ptrdiff_t features = (ptrdiff_t)in->features, head_dim = features / (ptrdiff_t)job->layer.args->num_heads;
 
     return (mha_result){data, (ptrdiff_t)in->rows * features, head_dim, features};
 }
