@@ -170,6 +170,14 @@ class ProjectedKeyValues:
 
     ProjectedKeys is another name of this class; `AdditiveAttention.project_keys` makes one.
     Not meant to be constructed directly.
+
+    Examples
+    --------
+    >>> import numpy as np, mha_c
+    >>> attention = mha_c.AdditiveAttention(num_hiddens=8, dropout=0.1)
+    >>> keys = attention.project_keys(np.ones((2, 10, 16)))
+    >>> keys.shape, keys.reorder([1]).shape
+    ((2, 10, 8), (1, 10, 8))
     """
 
     __slots__ = ("_as_tensor", "_keys", "_valid_lens", "_values", "_weights")

@@ -127,6 +127,13 @@ class Answer:
         raises, unknown.
     notes : list of str
         Remarks that are worth reading, but are not mistakes.
+
+    Examples
+    --------
+    >>> from mha_c import teach
+    >>> answer = teach.check(teach.book.dot_product, "dot_product")
+    >>> answer.ok, answer.mistakes
+    (True, [])
     """
 
     def __init__(self, mistakes: Sequence[str], parts: Sequence[Any], notes: Sequence[str] = ()) -> None:

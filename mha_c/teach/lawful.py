@@ -24,12 +24,30 @@ class Law(NamedTuple):
     """One law, and how an implementation stands to it.
 
     Not meant to be constructed directly.
+
+    Attributes
+    ----------
+    id : str
+        The name of the law.
+    says : str
+        The law in a sentence.
+    holds : bool
+        Whether the implementation obeys it.
+    example : str
+        The counterexample in numbers; "" where the law holds.
+
+    Examples
+    --------
+    >>> from mha_c import teach
+    >>> law = teach.laws(lambda X, valid_lens: X, "masked_softmax").laws[0]
+    >>> law.id, law.holds
+    ('rows_sum_to_1', False)
     """
 
     id: str
     says: str
     holds: bool
-    example: str  # the counterexample in numbers; "" where it holds
+    example: str
 
 
 class Laws:
@@ -45,6 +63,15 @@ class Laws:
         The ids of those that do not hold.
     ok : bool
         Whether all hold.
+    text : str
+        What is printed: each law, and the counterexamples.
+
+    Examples
+    --------
+    >>> from mha_c import teach
+    >>> found = teach.laws(teach.book.masked_softmax, "masked_softmax")
+    >>> found.ok, found.broken
+    (True, [])
     """
 
     def __init__(self, name: str, found: Sequence[Law]) -> None:

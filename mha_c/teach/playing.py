@@ -25,6 +25,15 @@ class LayerSteps(Page):
     ----------
     matrices : dict of ndarray
         By their names in the book's code; heads stand one below the other, head 0 first.
+
+    Examples
+    --------
+    >>> import numpy as np, mha_c
+    >>> from mha_c import teach
+    >>> layer = mha_c.AdditiveAttention(num_hiddens=4, dropout=0.0, rng=0)
+    >>> _ = layer(np.ones((1, 2, 3)), np.ones((1, 5, 3)), np.ones((1, 5, 3)))
+    >>> teach.additive(layer).matrices["weights"].shape
+    (2, 5)
     """
 
     def __init__(self, name: str, title: str, made: dict[str, Array], inputs: Any, biases: Any, heads: int = 1) -> None:

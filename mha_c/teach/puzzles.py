@@ -31,6 +31,13 @@ class Puzzle:
         What gives the same puzzle again.
     mistakes : list of str
         The solution.
+
+    Examples
+    --------
+    >>> from mha_c import teach
+    >>> puzzle = teach.puzzle(seed=4)
+    >>> puzzle.kind, puzzle.level, len(puzzle.mistakes)
+    ('dot_product', 1, 1)
     """
 
     def __init__(self, seed: int, kind: str, level: int, mistakes: Sequence[Mistake]) -> None:

@@ -55,6 +55,8 @@ class Steps(Page):
         Softmax of `masked`, row by row.
     output : ndarray (Q, Dv)
         `weights` times v.
+    inputs : tuple
+        Queries, keys, values, lengths and tokens.
 
     Examples
     --------
@@ -185,21 +187,50 @@ def softmax(scores: Array) -> Array:
 
 
 class Tile(NamedTuple):
-    """One block of keys, first to last (last not included), and the state after it.
+    """One block of keys, and the state after it.
 
     Not meant to be constructed directly.
+
+    Attributes
+    ----------
+    first, last : int
+        The keys of the block; last is not included.
+    scores : ndarray (Q, block)
+        Scaled and masked.
+    old_max : ndarray (Q,)
+        The largest score before this block, -inf at the start.
+    new_max : ndarray (Q,)
+        The largest score so far.
+    rescale : ndarray (Q,)
+        exp(old_max - new_max): the factor for all earlier sums.
+    weights : ndarray (Q, block)
+        exp(scores - new_max).
+    old_sum : ndarray (Q,)
+        The sum of exp before this block.
+    new_sum : ndarray (Q,)
+        old_sum * rescale + sum of this block's weights.
+    output : ndarray (Q, Dv)
+        Old output * rescale + weights v, not yet divided by the sum.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mha_c import teach
+    >>> tile = teach.tiles(np.eye(2), np.eye(2), np.eye(2), block_size=1).tiles[1]
+    >>> tile.first, tile.last, tile.rescale.round(2)
+    (1, 2, array([1.  , 0.49]))
     """
 
     first: int
     last: int
-    scores: Array  # (Q, block): scaled and masked
-    old_max: Array  # (Q,) largest score before this block, -inf at the start
-    new_max: Array  # (Q,) largest score so far
-    rescale: Array  # (Q,) exp(old_max - new_max): the factor for all earlier sums
-    weights: Array  # (Q, block): exp(scores - new_max)
-    old_sum: Array  # (Q,) sum of exp before this block
-    new_sum: Array  # (Q,) old_sum * rescale + sum of this block's weights
-    output: Array  # (Q, Dv): old output * rescale + weights v, not yet divided by the sum
+    scores: Array
+    old_max: Array
+    new_max: Array
+    rescale: Array
+    weights: Array
+    old_sum: Array
+    new_sum: Array
+    output: Array
 
 
 class Tiles(Page):
@@ -213,6 +244,10 @@ class Tiles(Page):
         One for each block of keys.
     output : ndarray (Q, Dv)
         The result after the last block.
+    block_size : int
+        How many keys a tile has; the last one may have fewer.
+    inputs : tuple
+        Queries, keys, values, lengths and tokens.
 
     Examples
     --------

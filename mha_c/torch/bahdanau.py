@@ -24,6 +24,12 @@ class AttentionDecoder(nn.Module, Viewable):
     Notes
     -----
     Source: d2l 11.4 (10.4).
+
+    Examples
+    --------
+    >>> import mha_c.torch
+    >>> issubclass(mha_c.torch.Seq2SeqAttentionDecoder, mha_c.torch.AttentionDecoder)
+    True
     """
 
     def init_state(self, enc_outputs: Any, *args: Any) -> Any:
@@ -73,6 +79,17 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         Dropout of attention and GRU.
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
+
+    Attributes
+    ----------
+    attention : AdditiveAttention
+        The attention of the hidden state over the encoder.
+    embedding : nn.Embedding
+        The vectors of the tokens.
+    rnn : nn.GRU
+        The recurrent layers.
+    dense : nn.Linear
+        The layer that makes scores of the tokens.
 
     Notes
     -----

@@ -32,6 +32,14 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     """Keys and values that W_k and W_v of one layer have projected: see mha_c.ProjectedKeyValues.
 
     Not meant to be constructed directly.
+
+    Examples
+    --------
+    >>> import torch, mha_c.torch
+    >>> attention = mha_c.torch.AdditiveAttention(num_hiddens=8, dropout=0.1).eval()
+    >>> with torch.no_grad():
+    ...     attention.project_keys(torch.ones(2, 10, 16)).shape
+    (2, 10, 8)
     """
 
     __slots__ = ("_recorded",)
