@@ -3,6 +3,7 @@
 tools/site.py lays out what is built; this file says how it looks.  Nothing of the site comes from the network.
 """
 
+import inspect
 import re
 from functools import partial
 from pathlib import Path
@@ -56,12 +57,37 @@ def as_text(app, what, name, obj, options, lines):
         lines[:] = [*paragraphs(first), *blank[:1], *paragraphs(sections[at + 1]), *paragraphs(rest)]
         del sections[at : at + 2]
     for title, text in zip(sections[::2], sections[1::2]):
+        if what == "class" and title == "Attributes":  # they become entries below
+            continue
         body = text.splitlines()
         if title in LISTS:  # an indented line is text; one that is not names something
             body = [marked(line) if line.startswith(" ") else line.replace("`", "``") for line in body]
         elif title != "Examples":
             body = paragraphs(text)
         lines += ["", title, "-" * len(title), *body, ""]
+
+
+def attribute_entries(app, what, name, obj, options, lines):
+    """What a class and its bases list as "Attributes" are entries, which index and search know, like properties."""
+    if what != "class":
+        return
+    known = {key for base in obj.__mro__ for key, value in vars(base).items() if isinstance(value, property)}
+    for base in (base for base in obj.__mro__ if base.__module__.startswith("mha_c")):
+        _, *sections = SECTION.split(inspect.cleandoc(base.__doc__ or ""))
+        listed = dict(zip(sections[::2], sections[1::2])).get("Attributes", "").strip("\n")
+        for block in re.split(r"\n(?=\S)", listed) if listed else []:
+            head, *text = block.splitlines()
+            names, _, kind = head.partition(" : ")
+            new = [each for each in names.split(", ") if each not in known]
+            known.update(new)
+            if new:
+                lines += ["", f".. attribute:: {new[0]}", *(f"               {each}" for each in new[1:]), ""]
+                lines += [f"   *{marked(kind)}*", "", *(f"   {marked(line.strip())}" for line in text), ""]
+
+
+def without_fields(app, what, name, obj, skip, options):
+    """The fields of a named tuple are listed as its attributes; Python's own texts only count them."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
 def paragraphs(text):
@@ -134,4 +160,6 @@ def setup(app):
     app.add_html_math_renderer("mathml", inline, block)
     app.connect("autodoc-process-signature", both_forms)
     app.connect("autodoc-process-docstring", as_text, priority=400)  # before numpydoc looks at them
+    app.connect("autodoc-process-docstring", attribute_entries, priority=600)  # after numpydoc
+    app.connect("autodoc-skip-member", without_fields)
     app.connect("html-page-context", with_playground, priority=900)  # after furo has made its menu

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
 
 class HeadTable:
-    """Names of heads, and for each measure one number a head."""
+    """Names of heads, and for each measure one number a head.
+
+    Attributes
+    ----------
+    names : list
+        The heads, in order.
+    scores : dict
+        For each measure an array with one number for each head.
+    """
 
     _title = "heads"
 

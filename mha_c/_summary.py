@@ -37,6 +37,11 @@ class WeightsSummary(NamedTuple):
     top_keys : array of int64 (B, [H,] Q, top)
         The keys that have them; -1 if fewer keys have a weight.
 
+    Attributes
+    ----------
+    received, entropy, top_weights, top_keys : array
+        As described above.
+
     Examples
     --------
     >>> import numpy as np

@@ -85,6 +85,14 @@ class GQAAttention(Layer, Viewable):
     rng : None, int or numpy.random.Generator
         Random numbers for the initial weights.
 
+    Attributes
+    ----------
+    W_q, W_k, W_v, W_o : Linear
+        The projections of queries, keys, values and of the joined heads.
+        Their `weight` and `bias` can be read and assigned.
+    rope, causal : bool
+        As given to the constructor.
+
     Raises
     ------
     ShapeError, TypeError, ValueError

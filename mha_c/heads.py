@@ -51,6 +51,13 @@ class Importance(HeadTable):
     joint : (len(names), len(names)) array, optional
         How much the loss grows without each two heads, in the unit of "ablation", which is its diagonal.
 
+    Attributes
+    ----------
+    baseline : float or None
+        The mean loss with all heads.
+    joint : array (heads, heads) or None
+        How much the loss grows without each two heads.
+
     Examples
     --------
     >>> found = Importance([0, 1], {"ablation": np.array([0.5, 0.125])}, baseline=1.0)

@@ -103,6 +103,14 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     empty_rows : {"uniform", "zero"}
         What a query whose length is <= 0 gets: the mean of all values ("uniform", as in d2l) or 0 ("zero").
 
+    Attributes
+    ----------
+    W_q, W_k, W_v, W_o : Linear
+        The projections of queries, keys, values and of the joined heads.
+        Their `weight` and `bias` can be read and assigned.
+    FORMS : tuple of str
+        The arguments of both forms of the constructor.
+
     Raises
     ------
     ShapeError
@@ -219,6 +227,14 @@ class AdditiveAttention(DecodingLayer):
         Features of the projected keys and queries, which are added.
     dropout, dtype, rng, empty_rows : as in `MultiHeadAttention`
         All but dropout are keyword-only.
+
+    Attributes
+    ----------
+    W_k, W_q, w_v : Linear
+        The projections of keys and queries, and the one that makes a score of their sum.
+        Their `weight` and `bias` can be read and assigned.
+    FORMS : tuple of str
+        The arguments of both forms of the constructor.
 
     Notes
     -----

@@ -58,6 +58,10 @@ class PositionalEncoding(Trained):
     ----------
     P : ndarray (1, max_len, num_hiddens), float64
         P[0, i, 2j] = sin(i / 10000**(2j / num_hiddens)); P[0, i, 2j + 1] is the cosine of the same angle.
+    num_hiddens : int
+        Features of X.
+    dropout : Dropout
+        The layer's dropout: its probability `p` can be read and assigned.
 
     Raises
     ------

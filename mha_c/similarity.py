@@ -77,6 +77,11 @@ class KernelAttention(Trained):
     empty_rows : {"uniform", "zero"}
         What a query gets if its weights are all 0: the mean of all values (also of those beyond its length), or 0.
 
+    Attributes
+    ----------
+    width_grad : float or None
+        The gradient of the width, to which each `backward` adds; None before the first.
+
     Raises
     ------
     ShapeError

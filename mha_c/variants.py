@@ -104,6 +104,14 @@ class MultiHeadedSelfAttention(AttentionLayer):
     rng : None, int or numpy.random.Generator
         Random numbers for the initial weights.
 
+    Attributes
+    ----------
+    query_projection, key_projection, value_projection, final_linear_layer : Linear
+        The projections of queries, keys, values and of the joined heads.
+        Their `weight` and `bias` can be read and assigned.
+    d_model : int
+        Features of x.
+
     Notes
     -----
     Parameters: `query_projection`, `key_projection`, `value_projection`, `final_linear_layer`.  Errors are those of
@@ -167,7 +175,16 @@ class MultiHeadedSelfAttention(AttentionLayer):
 
 
 class _AISummer(Layer):
-    """What the layers of The AI Summer share: `to_qvk`, and the projection of the joined heads, if there is one."""
+    """What the layers of The AI Summer share: `to_qvk`, and the projection of the joined heads, if there is one.
+
+    Attributes
+    ----------
+    to_qvk : Linear
+        The one projection for queries, keys and values.
+        Their `weight` and `bias` can be read and assigned.
+    dim, heads, dim_head : int
+        Features of x, how many heads, and features of a head.
+    """
 
     to_qvk = Projection()
 
@@ -256,6 +273,12 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
         Type of the parameters.
     rng : None, int or numpy.random.Generator
         Random numbers for the initial weights.
+
+    Attributes
+    ----------
+    W_0 : Linear
+        The projection of the joined heads.
+        Their `weight` and `bias` can be read and assigned.
 
     Raises
     ------

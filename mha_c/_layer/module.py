@@ -65,7 +65,13 @@ OF_TORCH_MODULES = frozenset(
 
 
 class Trained:
-    """A layer's `training`, which `train()` and `eval()` switch; in training mode a call leaves a `_record`."""
+    """A layer's `training`, which `train()` and `eval()` switch; in training mode a call leaves a `_record`.
+
+    Attributes
+    ----------
+    training : bool
+        Whether the layer is in training mode: see `train` and `eval`.
+    """
 
     training = False
     _record: Any = None  # what `backward` needs of the last call; copies and pickles have none

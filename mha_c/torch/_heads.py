@@ -13,7 +13,13 @@ from ._weights.last import last_of
 
 
 class AttendsHeads(ShowsWeights, Viewable):
-    """Attention of projected heads, and its weights when they are read."""
+    """Attention of projected heads, and its weights when they are read.
+
+    Attributes
+    ----------
+    num_heads : int
+        How many heads.
+    """
 
     num_heads: int
 

@@ -88,7 +88,15 @@ class ShowsWeights(TakesArrays):
 
 
 class AttentionModule(ShowsWeights, Viewable):
-    """Base of the layers: `forward`, and `attention_weights`, which is computed when it is read."""
+    """Base of the layers: `forward`, and `attention_weights`, which is computed when it is read.
+
+    Attributes
+    ----------
+    num_heads : int
+        How many heads; 1 in a layer without heads.
+    empty_rows : str
+        What a query without visible keys gets: "uniform", the mean of all values, or "zero".
+    """
 
     _layout: Layout  # of the class
     _with_masks = "mha_c.torch.functional.dot_product_attention"  # the function that takes any mask

@@ -19,7 +19,13 @@ from ._twins import twin
 
 
 class RotatesHeads(AttendsHeads):
-    """What both layers share: attention of heads that are rotated on request."""
+    """What both layers share: attention of heads that are rotated on request.
+
+    Attributes
+    ----------
+    rope : bool
+        Whether queries and keys are rotated by their positions.
+    """
 
     rope: bool
 
@@ -40,6 +46,17 @@ class GQAAttention(RotatesHeads):
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None)
     returns (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`; `attention_weights` is
     then (B, num_heads, Q, K).
+
+    Attributes
+    ----------
+    W_q, W_k, W_v, W_o : nn.Linear
+        The projections of queries, keys, values and of the joined heads.
+    num_kv_heads : int
+        Heads of keys and values.
+    head_dim : int
+        Features of a head.
+    causal : bool
+        Whether query i sees keys 0..i only.
 
     Notes
     -----
@@ -110,6 +127,13 @@ class CausalAttention(RotatesHeads):
         Whether queries and keys are rotated by their positions (features 2i and 2i + 1 are a pair).
     device, dtype : optional
         Device and type of the parameters, as in torch's modules.
+
+    Attributes
+    ----------
+    W_qkv : nn.Linear
+        The one projection for queries, keys and values.
+    W_o : nn.Linear
+        The projection of the joined heads.
 
     Notes
     -----

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 class DotProductAttention(AttentionModule):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
+    Attributes
+    ----------
+    dropout : nn.Dropout
+        The dropout of the attention weights.
+
     Examples
     --------
     >>> import torch, mha_c.torch
@@ -63,6 +68,15 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     key_size, query_size, value_size : int
         Features of the inputs.  The first form has no such arguments: the projections are nn.LazyLinear until the first
         call sets these sizes, as in d2l.
+
+    Attributes
+    ----------
+    attention : DotProductAttention
+        The attention of each head, as in d2l: it has `dropout`, and `attention_weights` (B*H, Q, K), row b*H + h.
+    W_q, W_k, W_v, W_o : nn.Linear
+        The projections of queries, keys, values and of the joined heads.
+    FORMS : tuple of str
+        The arguments of both forms of the constructor.
 
     Raises
     ------
@@ -179,6 +193,15 @@ ProjectedKeys = ProjectedKeyValues  # an AdditiveAttention may project keys only
 @twin(of_numpy.AdditiveAttention)
 class AdditiveAttention(AttentionModule):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
+
+    Attributes
+    ----------
+    W_k, W_q, w_v : nn.Linear
+        The projections of keys and queries, and the one that makes a score of their sum.
+    dropout : nn.Dropout
+        The dropout of the attention weights.
+    FORMS : tuple of str
+        The arguments of both forms of the constructor.
 
     Notes
     -----

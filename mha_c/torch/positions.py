@@ -34,6 +34,10 @@ class PositionalEncoding(nn.Module):
         A float32 buffer that is not in the state_dict; in d2l P is a plain attribute.  P may be changed, or replaced by
         another tensor or by a learned nn.Parameter, which the module then adds.  To float64 inputs the module's own
         table is added in float64.
+    num_hiddens : int
+        Features of X.
+    dropout : nn.Dropout
+        The dropout of the sum.
 
     Notes
     -----

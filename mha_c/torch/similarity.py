@@ -36,6 +36,15 @@ class KernelAttention(ShowsWeights):
     parameter that is learned like w = 1/width of the book's NWKernelRegression
     (`attention.width.requires_grad_(False)` keeps it constant).
 
+    Attributes
+    ----------
+    width : nn.Parameter
+        The unit of distance, which is learned: the kernel's argument is distance / width.
+    kernel : str or function
+        The kernel: its name or the function.
+    empty_rows : str
+        What a query gets if its weights are all 0: "uniform", the mean of all values, or "zero".
+
     Examples
     --------
     >>> import torch, mha_c.torch

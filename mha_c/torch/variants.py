@@ -64,6 +64,13 @@ class MultiHeadedSelfAttention(AttendsHeads):
     Call: layer(x (B, T, d_model)) returns (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).  Children
     that were replaced, or that have hooks, are called.
 
+    Attributes
+    ----------
+    query_projection, key_projection, value_projection, final_linear_layer : nn.Linear
+        The projections of queries, keys, values and of the joined heads.
+    d_model : int
+        Features of x.
+
     Examples
     --------
     >>> import torch
@@ -96,7 +103,17 @@ class MultiHeadedSelfAttention(AttendsHeads):
 
 
 class _AISummer(TakesArrays):
-    """What the layers of The AI Summer share: `to_qvk`, whose features have the order that mha_c.variants describes."""
+    """What the layers of The AI Summer share: `to_qvk`, whose features have the order that mha_c.variants describes.
+
+    Attributes
+    ----------
+    to_qvk : nn.Linear
+        The one projection for queries, keys and values.
+    W_0 : nn.Linear or None
+        The projection of the joined heads; None in the layer with one head.
+    dim, heads, dim_head : int
+        Features of x, how many heads, and features of a head.
+    """
 
     def __init__(self, dim: int, heads: int, dim_head: int, place: dict[str, Any]) -> None:
         super().__init__()
@@ -144,6 +161,11 @@ class SelfAttentionAISummer(_AISummer):
 @twin(of_numpy.MultiHeadSelfAttentionAISummer)
 class MultiHeadSelfAttentionAISummer(_AISummer):
     """Multi-head self-attention of The AI Summer: one projection for q, k and v, and W_0 after the joined heads.
+
+    Attributes
+    ----------
+    W_0 : nn.Linear
+        The projection of the joined heads.
 
     Examples
     --------

@@ -39,6 +39,17 @@ class Page:
 
     Not meant to be constructed directly.
 
+    Attributes
+    ----------
+    kind : str
+        Which scripts and which style the page has: "view" or "teach".
+    data : dict
+        What the scripts draw.
+    text : str
+        The content in words, shown where no script runs.
+    title : str
+        The title of the document.
+
     Examples
     --------
     >>> import numpy as np

@@ -1,6 +1,10 @@
 """The site, built once and read as HTML; its notebooks are run by `make docs`, and by test_notebooks.py."""
 
+import ast
+import inspect
+import pkgutil
 import re
+import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -130,6 +134,42 @@ def test_both_forms_of_a_constructor_and_every_attribute_have_a_place(site):
         assert f'id="mha_c.MultiHeadAttention.{name}"' in page
     begins = page.index('id="mha_c.MultiHeadAttention"')
     assert page.index("&gt;&gt;&gt;", begins) < page.index("Parameters", begins)
+
+
+def attributes(kind):
+    """The public names that a class of this package, or a base of it, annotates, assigns, or gives its `self`; those of
+    every nn.Module left out."""
+    found = set()
+    for base in [base for base in kind.__mro__ if base.__module__.startswith("mha_c")]:
+        found |= {name for name, value in vars(base).items() if not hasattr(value, "__get__") or is_data(value)}
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for node in ast.walk(body):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+                found.add(node.attr)
+        for block in [body, *(each for each in body.body if isinstance(each, ast.If))]:
+            found |= {each.target.id for each in block.body if isinstance(each, ast.AnnAssign)}
+    if "torch" in kind.__module__:
+        found -= set(dir(needs.module("torch").nn.Module()))
+    return {name for name in found if not name.startswith("_")}
+
+
+def is_self(node):
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def is_data(value):
+    return not isinstance(value, (classmethod, staticmethod)) and not inspect.isfunction(value)
+
+
+def test_every_public_attribute_of_the_reference_is_an_entry(site):
+    pages = "".join(path.read_text(encoding="utf-8") for path in (site / "api").glob("*.html"))
+    classes = re.findall(r'<dl class="py class">\s*<dt class="[^"]*" id="([\w.]+)"', pages)
+    assert len(classes) >= 38 and {"mha_c.GQAAttention", "mha_c.torch.GQAAttention", "mha_c.teach.Law"} <= {*classes}
+    wanted = {f"{name}.{each}" for name in classes for each in attributes(pkgutil.resolve_name(name))}
+    books = {"W_q", "W_k", "W_v", "W_o", "num_heads", "attention", "attention_weights", "empty_rows"}
+    assert {f"{module}.MultiHeadAttention.{each}" for module in ("mha_c", "mha_c.torch") for each in books} <= wanted
+    assert [name for name in sorted(wanted) if pages.count(f' id="{name}"') != 1] == []
+    assert "Alias for field number" not in pages
 
 
 @pytest.mark.parametrize("width", [1280, 1366, 1440, 1536, 1600, 1920, 390])
