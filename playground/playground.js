@@ -111,13 +111,14 @@ async function buildPlayground(host, data, core) {
   // The page's keys work wherever the focus is, behind a click on the margin, too; but where text is typed they are text.
   document.addEventListener("keydown", (event) => {
     const field = event.composedPath()[0];
-    const turn = { PageDown: 1, PageUp: -1 }[event.key]; // what a presenter's clicker sends
+    // What a presenter's clicker sends turns up to the summary; in "All controls" it scrolls, as everywhere.
+    const turn = page.chapter !== ALL && { PageDown: 1, PageUp: -1 }[event.key];
     const typing = field.tagName === "TEXTAREA" || (field.tagName === "INPUT" && field.type !== "range")
       || (field.tagName === "SELECT" && !turn);
     if (typing || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
     const link = /^[0-9]$/.test(event.key) && nav.querySelectorAll("a")[(Number(event.key)
       + chapters.length - 1) % chapters.length];
-    if (turn) nav.querySelectorAll("a")[clamp(chapters.indexOf(page.chapter) + turn, 0, chapters.length - 1)].click();
+    if (turn) nav.querySelectorAll("a")[clamp(chapters.indexOf(page.chapter) + turn, 0, chapters.indexOf(SUMMARY))].click();
     if (turn) setTimeout(() => part.focus());
     else if (event.key === "p" || (event.key === "Escape" && page.store.state.p)) page.store.set({ p: page.store.state.p ? "" : "1" });
     else if (link) {
