@@ -41,7 +41,7 @@ const POOLING = {
     const query = { kind: "upright", at: [[s.at]], color: "line", dash: [5, 4] };
     const reach = { kind: "span", at: [[s.at - s.width, s.at + s.width]], color: "line", size: 2 };
     const named = (text, at, color, up) => ({ kind: "text", at: [at], text, color, up, weight: 600, align: "right" });
-    const left = Plot(pen, { name: T("values, truth and estimate over x"), title: T("values y (the larger, the more weight), truth, estimate"),
+    const left = Plot(pen, { name: T("values, truth and estimate over x"), title: T("values y (the larger the dot, the more weight), truth, estimate"),
       width: wide, height: high, x,
       y: { low: -3, high: 9 }, marks: [
         { kind: "points", at: n.x.map((at, j) => [at, n.y[j]]), color: "soft", alpha: 0.75 },
@@ -49,7 +49,7 @@ const POOLING = {
         { kind: "line", at: PLACES.map((at) => [at, truth(at)]), color: "ink", size: 1.2, dash: [2, 3] },
         { kind: "line", at: PLACES.map((at, i) => [at, n.curve[i]]), color: "line", size: 3.5 }, query, reach,
         { kind: "points", at: [[s.at, n.estimate]], color: "line", size: 7 },
-        named(T("truth"), [0.9, truth(1)], "ink", 14), named(T("estimate"), [5, n.curve[100]], "line", 16)] });
+        { ...named(T("truth"), [0.38, 0.7], "ink"), align: "left" }, named(T("estimate"), [5, n.curve[100]], "line", 16)] });
     const right = Plot(pen, { name: T("weights of the query at {x}", { x: s.at }),
       title: T("weights of the query at {x}", { x: s.at }),
       width: small ? width : width - wide - 16, height: high, x, y: { low: 0, high: most * 1.08 || 1 }, marks: [
