@@ -1,4 +1,4 @@
-// One chapter of the lecture: title and two sentences, one picture, at most three controls, the chosen number's formula,
+// One chapter of the lecture: title and sentences, one picture, at most three controls, the chosen number's formula,
 // and a folded table.  A chapter is
 //   {id, title, says (saysOf(data) where it depends), fields, across, along, controls(page), numbers(state, core, data), picture(numbers, box),
 //    formula(numbers), table(numbers), said(numbers), python(numbers)}
@@ -81,7 +81,7 @@ function Chapter(page, chapter) {
     for (let tries = 0; tries < 9; tries++) {
       stage.replaceChildren(chapter.picture(numbers, box));
       const [wide, high] = [stage.scrollWidth / stage.clientWidth, box.small ? 1 : stage.scrollHeight / stage.clientHeight];
-      if (stage.scrollWidth <= stage.clientWidth + 1 && high <= 1) break;
+      if (stage.scrollWidth <= stage.clientWidth && high <= 1) break;
       box = { ...box, width: Math.floor(box.width / Math.min(1.3, wide > 1 ? wide * 1.04 : 1)),
         height: Math.floor(box.height / Math.min(1.3, high > 1 ? high * 1.02 : 1)) };
     }

@@ -32,7 +32,7 @@ function Plot(pen, spec) {
     : (value - axis.low) / (axis.high - axis.low));
   const toX = (value) => box.left + part(x, value) * (width - box.left - box.right);
   const toY = (value) => height - box.bottom - part(y, value) * (height - box.top - box.bottom);
-  const font = (weight) => weight + " " + size + "px " + FONT;
+  const font = (weight, letters = size) => weight + " " + letters + "px " + FONT;
 
   // The value of x where an event is.
   function where(event) {
@@ -64,6 +64,8 @@ function Plot(pen, spec) {
     if (x.label) says(x.label, (box.left + width - box.right) / 2, height - 0.8 * size, "center");
     if (!spec.title) return;
     context.font = font(600);
+    const fits = Math.min(1, (width - 16) / context.measureText(spec.title).width);
+    context.font = font(600, Math.max(11, Math.min(size, size * fits))); // a long title has smaller letters
     says(shorten(context, spec.title, width - 16), 8, size, "left", "ink");
   }
 

@@ -29,7 +29,6 @@ function Grid(app, spec) {
   const most = spec.top || Math.max(1e-9, ...spec.data.flat().map((x, at) =>
     (x === null || hidden(Math.floor(at / width), at % width) ? 0 : Math.abs(x))));
   const size = app.type;
-  const GRID_FONT = size + "px " + FONT;
   let place = null;
 
   function hidden(i, j) {
@@ -42,11 +41,11 @@ function Grid(app, spec) {
   // The margins that the labels want, before cells are known.
   function margins() {
     const context = canvas.getContext("2d");
-    context.font = "600 " + GRID_FONT;
+    context.font = "600 " + size + "px " + FONT;
     return {
-      left: spec.rows ? labelWidth(context, spec.rows, 84) + 9 : 0,
-      top: spec.columns ? Math.ceil(labelWidth(context, spec.columns, 70) * 0.72) + 12 : 0,
-      right: spec.columns ? Math.min(44, labelWidth(context, spec.columns, 70) * 0.6) : 0,
+      left: spec.rows ? labelWidth(context, spec.rows, 7 * size) + 9 : 0,
+      top: spec.columns ? Math.ceil(labelWidth(context, spec.columns, 5.8 * size) * 0.72) + 12 : 0,
+      right: spec.columns ? Math.min(3.7 * size, labelWidth(context, spec.columns, 5.8 * size) * 0.6) : 0,
     };
   }
 
@@ -69,18 +68,32 @@ function Grid(app, spec) {
     const { w, h, left, top, right } = place;
     const context = sized(canvas, left + width * w + Math.max(2, right), top + height * h + 2);
     const few = spec.numbers || (width <= NUMBERS_UP_TO && height <= NUMBERS_UP_TO);
-    const numbers = w >= 2.4 * size && (few || spec.kind === "plain") && h >= 10;
+    const numbers = w >= 29 && (few || spec.kind === "plain") && h >= 10;
     context.textAlign = "center";
     context.textBaseline = "middle";
+    const letters = fitting(context, numbers) + "px " + FONT;
     for (let i = 0; i < height; i++) {
-      for (let j = 0; j < width; j++) drawCell(context, look, i, j, numbers);
+      for (let j = 0; j < width; j++) drawCell(context, look, i, j, numbers, letters);
     }
     drawLabels(context, look);
     drawMarks(context, look);
     canvas.setAttribute("aria-label", spec.name + ", " + T("{rows} rows, {columns} columns", { rows: height, columns: width }));
   }
 
-  function drawCell(context, look, i, j, numbers) {
+  // What stands in a cell, if anything.
+  const said = (i, j, numbers) => (hidden(i, j) ? place.w >= 17 && spec.hidden
+    : numbers && spec.data[i][j] !== null && digits(spec.data[i][j], place.w));
+
+  // The size of a matrix's numbers: the widest has room in its cell.
+  function fitting(context, numbers) {
+    const { w, h } = place;
+    const wanted = h < 14 ? 9.5 : (w >= 44 && h >= 24 ? 13 : 11.5) * (size / 12);
+    context.font = wanted + "px " + FONT;
+    const texts = spec.data.flatMap((row, i) => row.map((_, j) => said(i, j, numbers))).filter(Boolean);
+    return Math.min(wanted, (wanted * (w - 3)) / labelWidth(context, texts, Infinity));
+  }
+
+  function drawCell(context, look, i, j, numbers, letters) {
     const { w, h, left, top } = place;
     const gap = w >= 12 ? 1 : w >= 6 ? 0.5 : 0;
     const box = [left + j * w + gap / 2, top + i * h + gap / 2, w - gap, h - gap];
@@ -100,36 +113,36 @@ function Grid(app, spec) {
     const { fill, ink } = masked ? { fill: app.color("wash"), ink: app.color("soft") } : color(i, j);
     context.fillStyle = fill;
     context.fill();
-    const said = masked ? w >= 1.4 * size && spec.hidden : numbers && digits(spec.data[i][j], w);
-    if (masked && !said) hatch(context, box, app.color("soft"));
-    if (!said) return;
-    context.font = (h < 14 ? 9.5 : (w >= 44 && h >= 24 ? 13 : 11.5) * (size / 12)) + "px " + FONT;
+    const text = said(i, j, numbers);
+    if (masked && !text) hatch(context, box, app.color("soft"));
+    if (!text) return;
+    context.font = letters;
     context.fillStyle = ink;
-    context.fillText(said, left + (j + 0.5) * w, top + (i + 0.5) * h + 0.5);
+    context.fillText(text, left + (j + 0.5) * w, top + (i + 0.5) * h + 0.5);
   }
 
   function drawLabels(context, look) {
     const { w, h, left, top } = place;
-    const pen = (marked) => {
-      context.font = (marked ? "600 " : "") + GRID_FONT;
+    const pen = (marked, letters) => {
+      context.font = (marked ? "600 " : "") + letters + "px " + FONT;
       context.fillStyle = app.color(marked ? "ink" : "soft");
     };
     context.textBaseline = "middle";
     if (spec.rows && h >= 11) {
       context.textAlign = "right";
       spec.rows.forEach((text, i) => {
-        pen(look.row === i);
-        context.fillText(shorten(context, text, 84), left - 6, top + (i + 0.5) * h);
+        pen(look.row === i, Math.min(size, h + 1)); // a row's name stays in its row
+        context.fillText(shorten(context, text, 7 * size), left - 6, top + (i + 0.5) * h);
       });
     }
     if (!spec.columns || w < 11) return;
     context.textAlign = "left";
     spec.columns.forEach((text, j) => {
-      pen(look.column === j);
+      pen(look.column === j, size);
       context.save();
       context.translate(left + (j + 0.5) * w, top - 6);
       context.rotate(-Math.PI / 4);
-      context.fillText(shorten(context, text, 70), 0, 0);
+      context.fillText(shorten(context, text, 5.8 * size), 0, 0);
       context.restore();
     });
   }

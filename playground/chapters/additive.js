@@ -40,10 +40,10 @@ const ADDITIVE = {
     const type = pen.type;
     const h = small ? 19 : Math.floor((height - 8.4 * type) / (ADDITIVE_KEYS + 3));
     const brief = width < 66 * type; // names of columns are not wider than these
-    const plot = small ? width : Math.max(200, Math.floor(width * 0.2));
-    const w = small ? 16 : Math.floor(clamp((width - plot - 76 - (brief ? 20 : 23.5) * type) / (1.3 * HIDDEN), 24, 72));
+    const plot = small ? width : brief ? 11 * type : Math.max(200, Math.floor(width * 0.2));
+    const w = small ? 16 : Math.floor(clamp((width - plot - 76 - (brief ? 18 : 23.5) * type) / (1.3 * HIDDEN), 24, 72));
     const wide = small ? 9 : 2.5 * type; // a feature of the values
-    const number = small ? 36 : 4 * type;
+    const number = small ? 36 : (brief ? 3.3 : 4) * type;
     const grid = (name, data, cell, more) => placed(pen, name, data, { w: cell, h, margins: { top: 0 }, ...more });
     const choose = (at) => ({ key: at.i, unit: at.j });
     const many = !small;
@@ -62,7 +62,7 @@ const ADDITIVE = {
     const sum = n.a[s.unit] + n.b[s.key][s.unit];
     const curve = Plot(pen, { name: T("tanh, and the chosen unit on it"),
       title: T("unit {n}, ● key {key}", { n: s.unit, key: s.key }), width: plot,
-      height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, ticks: [-4, -2, 0, 2, 4], label: "W_q q + W_k k" },
+      height: small ? 150 : Math.min(height, 300), x: { low: -4, high: 4, ticks: brief ? [-4, 0, 4] : [-4, -2, 0, 2, 4], label: "W_q q + W_k k" },
         y: { low: -1.2, high: 1.2 }, marks: [
         { kind: "line", at: TANH.map((x) => [x, Math.tanh(x)]), color: "soft", size: 2 },
         { kind: "points", at: n.b.map((b, j) => [clamp(n.a[s.unit] + b[s.unit], -4, 4), n.plane[j][s.unit]]), color: "other",

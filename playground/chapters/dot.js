@@ -39,10 +39,10 @@ const DOT = {
     const type = pen.type;
     const size = small ? 15 : clamp(Math.floor(Math.min(height / 18, width / 38)), 16, 34);
     const sentence = tinted(words, n.weights[i], i, pen, size);
-    const h = small ? 18 : Math.floor(Math.min((height - 32 - size * 1.7 - 6.6 * type) / (count + 2), (width * 0.3) / count));
-    const narrow = small ? 2 : clamp((width - count * h - 38 * type) / 66, 1, 9); // a feature's width
+    const h = small ? 18 : Math.floor((height - 32 - size * 1.7 - 6.6 * type) / (count + 2));
+    const across = Math.max(1.4 * type, Math.min(h, Math.floor((4 * width) / type / count))); // a cell of A
+    const narrow = small ? 2 : clamp((width - count * across - 38 * type) / 66, 1, 9); // a feature's width
     const number = small ? 36 : 3.9 * type;
-    const brief = width < 66 * type; // names of columns are not wider than these
     const rows = names(words, count);
     const seen = (rows_, hidden) => rows_.map((x, at) => [at > i && hidden ? null : x]);
     const grid = (name, data, w, more) => placed(pen, name, data, { w, h, margins: { top: 0 }, look: { row: j }, pick: (at) =>
@@ -50,18 +50,18 @@ const DOT = {
     const strip = (name, row) => placed(pen, name, [row], { w: narrow, h, margins: { top: 0 } });
     const lanes = el("div", { class: "mhac-lanes-of" }, standing(strip("q", n.q[i]), 1, 1),
       standing(grid("K", n.k, narrow, { rows, masked: (a) => a > i }), 1, 2),
-      standing(grid(brief ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number,
+      standing(grid(small ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number,
         { kind: "plain", numbers: true }), 2, 2),
-      standing(grid(brief ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
+      standing(grid(small ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
       standing(grid("α", seen(n.weights[i], true), number, { kind: "weight", numbers: true, top: 1 }), 4, 2),
-      standing(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), standing(strip(brief ? "o" : "o = Σ α v", n.output[i]), 5, 3));
+      standing(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), standing(strip(small ? "o" : "o = Σ α v", n.output[i]), 5, 3));
     if (n.answered) {
       const [il, elle] = n.answers;
       lanes.append(standing(el("p", { class: "mhac-note", text: T("French for it: il (le chat, the cat) {il}, elle (la soupe, the soup) {elle}",
         { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));
     }
     if (small) return stack(sentence, lanes);
-    const matrix = placed(pen, "A", n.weights, { w: h, h, rows, columns: rows, shape: queriesByKeys(count, count), kind: "weight", top: 1, masked: (a, b) => b > a,
+    const matrix = placed(pen, "A", n.weights, { w: across, h, rows, columns: rows, shape: queriesByKeys(count, count), kind: "weight", top: 1, masked: (a, b) => b > a,
       look: { row: i }, pick: (at) => ({ query: at.i, key: at.j <= at.i ? at.j : -1 }) });
     return stack(sentence, rowOf(matrix, lanes));
   },

@@ -64,7 +64,7 @@ const HEADS = {
     const rows = names(small || n.own ? qt : n.layer.asked, qt.length);
     const columns = names(kt, kt.length);
     const f = n.q ? n.q[0].length : 1;
-    const room = small ? Math.min(84, (width - 50) / 4) : Math.min(110, width * 0.075);
+    const room = small ? Math.min(84, (width - 50) / 4) : Math.min(110, (0.9 * width) / type); // larger letters leave less to what has none
     const w = Math.max(1, room / f);
     const tall = Math.max(3, Math.min(small ? 7 : 16, (height * 0.72) / (qt.length + 2 * kt.length)));
     const band = n.q ? [h * n.d, (h + 1) * n.d] : null;
@@ -75,7 +75,7 @@ const HEADS = {
       el("span", {}, ...(text.startsWith("transpose") ? [text] : formula(text)))), el("b", { text: "→" }));
     const top = Math.max(...n.weights.flat(2));
     const columnsOfHeads = heads <= 2 ? 1 : heads <= 8 ? 2 : 4;
-    const cell = Math.max(2, Math.floor(Math.min(small ? 48 : 90,
+    const cell = Math.max(2, Math.floor(Math.min(small ? 48 : 1080 / type,
       height / Math.ceil(heads / columnsOfHeads) - 2 * type) / Math.max(qt.length, kt.length)));
     const thumbs = el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(" + columnsOfHeads + ",auto)" },
       ...n.weights.map((rows_, at) => {

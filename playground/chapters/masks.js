@@ -31,8 +31,8 @@ const MASKS = {
     const type = pen.type;
     // The three matrices side by side, and below them, as wide as all, the bars of one query, named by the words.
     const below = small ? 160 : Math.floor(clamp(height * 0.36, 110, 190));
-    const w = Math.max(8, Math.floor((width - (small ? 78 : 17 * type)) / (3 * count)));
-    const h = small ? w : Math.max(8, Math.floor((height - below - 8.5 * type) / count));
+    const w = Math.max(8, Math.floor((width - (small ? 78 : 100 + 8.6 * type)) / (3 * count)));
+    const h = small ? w : Math.max(8, Math.floor((height - below - 40 - 4.2 * type) / count));
     const hidden = (a, b) => !sees[a][b];
     const choose = (at) => ({ query: at.i });
     const grid = (name, data, more) => placed(pen, name, data, { w, h, look: { row: i }, columns: small ? null : words,
@@ -53,7 +53,7 @@ const MASKS = {
       marks: [barsOf(n.before[i], "soft", 0.08), barsOf(n.weights[i], "line", 0.5),
         { kind: "text", at: [[count, 0.9]], text: "■ " + T("before"), color: "soft", align: "right", shift: -6 * type },
         { kind: "text", at: [[count, 0.9]], text: "■ " + T("after"), color: "line", align: "right" }] });
-    return stack(el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(3,auto)" }, ...grids), bars.node);
+    return stack(el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(3,auto)" + (small ? "" : ";gap:10px") }, ...grids), bars.node);
   },
 
   formula(n) {

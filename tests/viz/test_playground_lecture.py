@@ -262,19 +262,6 @@ def test_picture_and_formula_stand_on_the_first_screen(play, chapter, language):
                 assert picture - top <= 640 and formula - top <= height + 100, (chapter, language)
 
 
-@pytest.mark.parametrize("chapter", IDS)
-def test_the_projector_shows_one_large_picture(play, chapter):
-    shown = play(f"ch={chapter}", 1024)
-    shown.browser.size(1024, 768)
-    shown.press("p")
-    shown.settle()
-    top, picture, formula, wide, high, _ = shown.run(WHERE)
-    assert formula <= 768 and wide <= 1 and high <= 0 and picture - top > 300
-    assert float(shown.run("return getComputedStyle(R.querySelector('.mhac-arith')).fontSize").rstrip("px")) >= 20
-    shown.press("p")
-    shown.browser.until(lambda: "p=1" not in shown.browser.run("return location.hash"))  # after a rest of 160 ms
-
-
 # --- Hands -----------------------------------------------------------------------------------------------------------
 
 
