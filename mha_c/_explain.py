@@ -114,6 +114,8 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         raise TypeError(
             f"explain takes one attention layer, and {given} holds {', '.join(map(repr, layers[:4]))}: write {one}"
         )
+    if hasattr(call, "named_modules"):
+        given = f"{type(call).__module__}.{given}: mha_c.torch.convert makes a layer of mha_c of d2l's and torch's"
     raise TypeError(
         f"explain takes an attention layer of mha_c, functional.dot_product_attention or "
         f"functional.additive_attention (for NumPy), and then the arguments of the call; got {given}"

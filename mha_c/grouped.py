@@ -158,7 +158,7 @@ class GQAAttention(Layer, Viewable):
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any:
         in_training = self.training if training is None else scalars.flag(training, "training")
-        calls.check_order(type(self).__name__, values, valid_lens)
+        calls.check_order(type(self).__name__, keys, values, valid_lens)
         inputs, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         of_one_type(inputs, "queries", "keys", "values")
         for name, array in zip(("queries", "keys", "values"), inputs):

@@ -60,11 +60,12 @@ def check_rest(owner: str, defaults: Any, named: Mapping[str, Any], functional: 
         raise TypeError(f"{owner} takes training and cache by name only, and nothing after valid_lens")
 
 
-def check_order(owner: str, values: Any, valid_lens: Any) -> None:
-    """TypeError if values and lengths look exchanged: arrays, tensors, or a list of lengths."""
-    if getattr(values, "ndim", 1) <= 2 and getattr(valid_lens, "ndim", 0) == 3:
-        called = f"{owner}(queries, keys, values, valid_lens)"
-        raise TypeError(f"values looks like lengths and valid_lens like values: the order is {called}")
+def check_order(owner: str, keys: Any, values: Any, valid_lens: Any) -> None:
+    """TypeError if keys or values look like lengths, and lengths like values: arrays, tensors, or a list of lengths."""
+    for name, given in ("keys", keys), ("values", values):
+        if getattr(given, "ndim", 1) <= 2 and getattr(valid_lens, "ndim", 0) == 3:
+            called = f"{owner}(queries, keys, values, valid_lens)"
+            raise TypeError(f"{name} looks like lengths and valid_lens like values: the order is {called}")
 
 
 def missing(owner: str, **inputs: Any) -> TypeError:

@@ -36,7 +36,7 @@ def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[st
         raise TypeError(scalars.words(name))
     if array.dtype.type not in (np.float32, np.float64):
         numbers = array.dtype.kind in "biuf"
-        advice = f": convert it, for example {name}.astype(np.float32)" if numbers else ""
+        advice = f": convert it, for example np.asarray({name}, np.float32)" if numbers else ""  # perhaps a list
         raise TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64{advice}")
     other = "" if like is None else like.dtype.newbyteorder("=")
     raise TypeError(
@@ -236,7 +236,8 @@ def features(
     for (name, array, weight), linear in zip(given, linears):
         if linear is not None and linear[1] != array.shape[2]:
             return ShapeError(
-                f"{name} has {array.shape[2]} features (shape {tuple(array.shape)}), but {weight} expects {linear[1]}"
+                f"{name} has {array.shape[2]} features (shape {tuple(array.shape)}), but {weight} expects {linear[1]}: "
+                "a layer keeps the sizes of its first call, so for others make a new one"
             )
     W_q, W_k, _, W_o = linears
     of_q, of_k, of_v = (x.shape[2] if linear is None else linear[0] for (_, x, _), linear in zip(given, linears))

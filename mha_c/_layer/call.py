@@ -159,8 +159,8 @@ class AttentionLayer(Layer, Viewable):
             raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         if valid_lens is not None:
-            if values.ndim != 3:
-                calls.check_order(type(self).__name__, values, valid_lens)
+            if keys.ndim != 3 or values.ndim != 3:
+                calls.check_order(type(self).__name__, keys, values, valid_lens)
             valid_lens = to_lengths(valid_lens)
         return self._run(queries, keys, values, valid_lens, training, as_tensor)
 

@@ -43,7 +43,8 @@ class Patched(AbstractContextManager["Patched"]):
         _restore(self._modules)
 
     def __repr__(self) -> str:
-        return f"<mha_c in {', '.join(module.__name__ for module in self._modules) or 'nothing new'}>"
+        where = ", ".join(module.__name__ for module in self._modules)
+        return f"<mha_c in {where}>" if where else f"<mha_c in {D2L}, {'as before' if D2L in sys.modules else 'later'}>"
 
 
 @refuses_at_the_call

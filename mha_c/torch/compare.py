@@ -14,20 +14,26 @@ import torch
 from torch import Tensor, nn
 
 from .._layers_with_heads import in_eval_mode
-from .convert import convert
+from .convert import convert, is_ours
 
 
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
     """Runs `module` and a converted copy on the same inputs; see mha_c.d2l.compare."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"compare takes a torch module, then its arguments; got {type(module).__name__}")
+    already = [name or type(module).__name__ for name, part in module.named_modules() if is_ours(part)]
+    if already:
+        raise ValueError(
+            f"compare takes a model that is not changed yet, and {already[0]} is mha_c's: build it before patch() or "
+            "after unpatch(), and compare before convert()"
+        )
     with in_eval_mode(module), torch.no_grad():
         module(*inputs)  # sets lazy sizes, and leaves weights that can be copied
     theirs = copy.deepcopy(module).eval()  # training changes gradients, statistics and modes, of copies only
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert found nothing")  # here it raises an error below
         ours = convert(copy.deepcopy(theirs))
-    if not any(type(part).__module__.startswith("mha_c.") for part in ours.modules()):
+    if not any(map(is_ours, ours.modules())):
         raise ValueError(f"{type(module).__name__} holds no attention module that mha_c could replace")
     difference = _difference(theirs, ours, inputs)
     forward = _timed(_forward, (theirs, ours), inputs, seconds / 2)
@@ -38,7 +44,7 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
         "training_us": both[0], "training_ours_us": both[1], "training_ratio": both[0] / both[1],
     }  # fmt: skip
     if show:
-        print(f"{type(module).__name__}: largest difference {difference:.1e}")
+        print(f"{type(module).__name__}: largest difference {difference:.1e}, threads {torch.get_num_threads()}")
         for name, (theirs, own) in (("forward", forward), ("forward + backward", both)):
             print(f"  {name:<20}{theirs:9.1f} us, with mha_c {own:9.1f} us: {theirs / own:.2f} times as fast")
     return result
@@ -62,7 +68,8 @@ def _forward(module: nn.Module, inputs: Any) -> None:
 
 
 def _training(module: nn.Module, inputs: Any) -> None:
-    loss: Any = sum(x.sum() for x in _tensors(module(*inputs)) if x.requires_grad)
+    with torch.enable_grad():  # whatever the caller's mode
+        loss: Any = sum(x.sum() for x in _tensors(module(*inputs)) if x.requires_grad)
     if isinstance(loss, Tensor):
         loss.backward()
     module.zero_grad(set_to_none=True)

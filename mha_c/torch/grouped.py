@@ -91,7 +91,7 @@ class GQAAttention(RotatesHeads):
     @refuses_at_the_call
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
         """One call of the layer: see the class."""
-        calls.check_order(type(self).__name__, values, valid_lens)
+        calls.check_order(type(self).__name__, keys, values, valid_lens)
         inputs = {"queries": queries, "keys": keys, "values": values}
         check_inputs(**inputs)
         for name, x in inputs.items():

@@ -64,5 +64,7 @@ def _pick(sentences: list[Sentence], size: int, what: str) -> Sentence:
     known = [sentence for sentence in sentences if sentence is not None]
     fitting = [x for x in known if len(x) == size] or [x for x in known if 0 < len(x) < size]
     if not fitting:
-        raise ValueError(f"tokens has {len(known[0])} tokens for {size} {what}: give {size}")
+        raise ValueError(
+            f"tokens has {len(known[0])} tokens for {size} {what}: give {size}, or attend with {len(known[0])} {what}"
+        )
     return fitting[0]

@@ -71,7 +71,7 @@ OTHER_TYPES = ["float16", "longdouble", "int8", "int64", "uint8", "bool", "compl
 def test_other_dtypes_are_type_errors_with_a_hint(argument, dtype):
     call, good = ARRAYS[argument]
     name = argument.split()[-1]
-    hint = rf": convert it, for example {name}\.astype\(np\.float32\)"
+    hint = rf": convert it, for example np\.asarray\({name}, np\.float32\)"
     if np.dtype(dtype).kind not in "biuf":  # no conversion of these is what the caller means
         hint = "float32 or float64$"
     if (name, dtype) == ("bias", "bool"):

@@ -182,6 +182,19 @@ def test_compare(d2l, capsys):
     assert mha_c.d2l.compare(encoder, ids, lens, seconds=0.05, show=False)["largest_difference"] < 1e-5
     with pytest.raises(ValueError, match="no attention module"):
         mha_c.d2l.compare(torch.nn.Linear(3, 3), torch.ones(3), show=False)
+    with torch.no_grad():  # backward passes are timed even so
+        result = mha_c.d2l.compare(module, X, X, X, torch.tensor([3, 2]), seconds=0.05, show=False)
+    assert result["training_us"] > 1.2 * result["forward_us"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_compare_takes_no_model_that_has_ours(d2l):
+    with mha_c.d2l.patch(d2l):
+        patched, _ = book_models.build(d2l, "transformer", 20, 20)
+    inputs = torch.randint(0, 20, (3, 6)), torch.tensor([3, 2, 6])
+    for model in (patched, mt.convert(patched), torch.nn.Sequential(mt.MultiHeadAttention(8, 2, 0.0))):
+        with pytest.raises(ValueError, match=r"attention is mha_c's|0 is mha_c's"):
+            mha_c.d2l.compare(model, *inputs)
 
 
 def test_convert(d2l):

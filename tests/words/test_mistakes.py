@@ -77,6 +77,8 @@ NUMPY = {
     "an old RandomState": (lambda: mha_c.MultiHeadAttention(8, 2, 0.1, rng=np.random.RandomState(0)), r"default_rng\("),
     "empty_rows of another kind": (lambda: mha_c.DotProductAttention(0.1, empty_rows="nan"), "'uniform' or 'zero'"),
     # --- calls
+    "lengths in the place of keys": (lambda: called(X, [3, 3], X, X), "keys looks like lengths.*the order is"),
+    "other features than at first": (lambda: called(X[..., :4], X, X), "W_q expects 8.*make a new one"),
     "layer(X)": (lambda: called(X), r"keys, values\.  For self-attention write layer\(X, X, X\)"),
     "layer(X, X)": (lambda: called(X, X), "missing or None: values"),
     "None for keys": (lambda: called(X, None, X), "missing or None: keys|keys must be an array"),
@@ -86,7 +88,7 @@ NUMPY = {
     "other items": (lambda: called(X, X[:1], X[:1]), "keys has batch size 1.*queries has 2"),
     "other keys than values": (lambda: called(X, X, LONG), "values has 6 keys, but keys has 3"),
     "lists of whole numbers": (lambda: called([[[1] * 8]] * 2, X, X), r"queries.*np.array\(queries, np.float32\)"),
-    "an array of whole numbers": (lambda: called(X.astype(int), X, X), r"queries.*queries.astype\(np.float32\)"),
+    "an array of whole numbers": (lambda: called(X.astype(int), X, X), r"queries.*np.asarray\(queries, np.float32\)"),
     "two types": (lambda: called(X, X.astype(float), X), r"keys has dtype float64.*keys.astype\(np.float32\)"),
     "complex numbers": (lambda: called(X + 1j, X, X), "queries has dtype complex.*expected float32"),
     "a text": (lambda: called("the cat", X, X), r"queries must.*got words: .*a vector for each word.*view\(tokens="),

@@ -339,10 +339,10 @@ def test_a_mask_as_lengths_is_told_the_sum_and_the_place_for_masks(side, kind):
 @pytest.mark.parametrize(
     ("queries", "advice"), [([["a", "b"]], False), (np.array([[[1j]]]), False), (np.array([[[1]]]), True)]
 )
-def test_astype_is_advised_to_numbers_alone(queries, advice):
+def test_a_conversion_is_advised_to_numbers_alone(queries, advice):
     with pytest.raises(TypeError, match=r"queries has dtype|queries must.*got words") as caught:
         mha_c.DotProductAttention(0.0)(queries, X, X)
-    assert ("astype" in str(caught.value)) == advice
+    assert ("np.asarray" in str(caught.value)) == advice
 
 
 @books

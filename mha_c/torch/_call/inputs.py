@@ -18,7 +18,7 @@ from .checks import check_options, check_sizes, checked_lengths, rank_of
 
 def checked_inputs(owner: str, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
     """The inputs, checked where torch's own errors are unclear; lazy attention weights become plain tensors."""
-    calls.check_order(owner, values, valid_lens)
+    calls.check_order(owner, keys, values, valid_lens)
     named = {"queries": queries, "keys": keys, "values": values}
     if any(x is None for x in named.values()):
         raise calls.missing(owner, **named)
