@@ -79,7 +79,8 @@ fill_empty_rows(const mha_walk *walk, const mha_rows *rows)
     const mha_kernels *k = walk->problem->kernels;
     char *max = mha_statistics_at(walk, rows, walk->room->max), *sum = mha_statistics_at(walk, rows, walk->room->sum);
     const char *sink = mha_sink_of(walk, rows);
-    const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && args->keys > 0 && sink == NULL;
+    const int has_mean = args->keys > 0 && args->value_dim > 0 && sink == NULL; /* rows of no numbers have no address */
+    const int uniform = args->empty_rows == MHA_EMPTY_UNIFORM && has_mean;
     mha_interval have_mean = {0, 0};
 
     for (size_t i = 0; i < rows->rows; i++) {
@@ -99,7 +100,7 @@ fill_empty_rows(const mha_walk *walk, const mha_rows *rows)
             memcpy(out, walk->room->mean, args->value_dim * k->itemsize);
             continue;
         }
-        memset(out, 0, args->value_dim * k->itemsize);
+        k->fill(args->value_dim, 0, out);
         if (sink != NULL) { /* a row without keys has the sink alone: a sum of exp(0) */
             memcpy(max + i * k->itemsize, sink, k->itemsize);
             k->fill(1, 1, sum + i * k->itemsize);
