@@ -104,7 +104,7 @@ def test_bad_calls():
     for name in ("batch", "features"):
         with pytest.raises(ValueError, match=name):
             mha_c.cost(layer, 4, **{name: 0})
-    with pytest.raises(ValueError, match="features=64, but the layer takes 6, 4"):
+    with pytest.raises(ValueError, match="features=64, but the layer expects 6, 4"):
         mha_c.cost(mha_c.MultiHeadAttention(4, 6, 4, 8, 2, 0), 4, features=64)
     with pytest.raises(TypeError, match="attention layer of mha_c"):
         mha_c.cost(np.ones(3), 4)
