@@ -22,7 +22,9 @@ import real_d2l
 # Seconds after which what hangs is ended, processes and calls of others.  A limit for what has no other end, far above
 # what a sanitized build takes on a machine that computes other things too; no promise about speed.
 HANGS = 900
-SYSTEM_PIECES = "apt-get install -y g++ clang gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user chromium chromium-driver"
+SYSTEM_PIECES = (
+    "apt-get install -y g++ clang gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user chromium chromium-driver"
+)
 REQUIRE_ALL = os.environ.get("MHA_C_REQUIRE_ALL", "0") not in ("", "0")
 NIGHTLY = os.environ.get("MHA_C_NIGHTLY", "0") not in ("", "0")  # `make nightly`: more of the same
 FREE_SEEDS = os.environ.get("MHA_C_FREE_SEEDS", "0") not in ("", "0")  # there: new examples of properties each time
