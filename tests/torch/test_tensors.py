@@ -302,6 +302,7 @@ def large(seed, length=256):
 
 
 def test_memory_of_large_results_is_kept_for_the_next():
+    used = [large(0) for _ in range(128)]  # whatever blocks others have left
     first, copy = large(1), large(1).clone()  # the inner result of the second call is gone
     kept = large(2).data_ptr()
     last_row = first[0, 0, -1]
@@ -318,6 +319,7 @@ def test_memory_of_large_results_is_kept_for_the_next():
     assert torch.equal(last_row, copy[0, 0, -1])
     for seed, x in zip(range(30, 40), again):
         assert torch.equal(x, large(seed))
+    assert len({x.data_ptr() for x in used}) == 128
 
 
 def test_large_results_of_several_threads_have_memory_of_their_own():
