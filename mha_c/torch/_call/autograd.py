@@ -132,7 +132,11 @@ class Source(NamedTuple):
 
 def changes_of(tensors: Any) -> int:
     """How often one of them was changed in place: the count of each only grows, so a sum tells as much."""
-    return sum(x._version for x in tensors if x is not None)
+    changes = 0
+    for x in tensors:
+        if x is not None:
+            changes += x._version
+    return changes
 
 
 class LayerSource(Source):
@@ -146,10 +150,7 @@ class LayerSource(Source):
         if compiled:
             return LayerSource((queries, keys, parameters), None, call)
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-        changes = queries._version + keys._version
-        for x in (W_q, W_k, b_q, b_k, w_v):
-            if x is not None:
-                changes += x._version
+        changes = changes_of((queries, keys, W_q, W_k, b_q, b_k, w_v))
         return new_record(LayerSource, ((ref(queries), ref(keys), parameters), changes, call))
 
     def arguments(self) -> Optional[list[Any]]:
