@@ -90,7 +90,6 @@ PyObject *mha_py_own(mha_py_call *call, void *object);
 void mha_py_limit_threads(const mha_py_call *call);
 void mha_py_detach(mha_py_call *call, double work);
 void mha_py_attach(mha_py_call *call, mha_status status);
-PyObject *mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result); /* attaches, then answers */
 
 /* The only place that turns a status into an exception. */
 void mha_py_check(mha_py_call *call, mha_status status, const char *what);
@@ -127,6 +126,7 @@ int mha_py_flag(mha_py_call *call, PyObject *value); /* NULL: 0 */
 /* --- Arrays: args_arrays.c ----------------------------------------------------------- */
 
 #define MHA_PY_MAX_RANK 4
+#define MHA_PY_MAX_AXES 64 /* of what is not looked at: NumPy's own limit is 32 or 64 */
 
 /* A borrowed view of one operand: pointer and sizes are taken once and then trusted. */
 typedef struct {
@@ -173,16 +173,33 @@ PyObject *mha_py_or_none(const void *array);            /* borrowed */
 PyObject *mha_py_active_isa(const mha_py_call *call);   /* its name; borrowed */
 PyObject *mha_py_shape(int rank, const npy_intp *dims); /* dims as a tuple */
 
-/* Outputs, owned by the call: uninitialised or zeroed.  ValueError if its size wraps, else MemoryError. */
+/* Memory of the call's own: a dense array, uninitialised.  ValueError if its size wraps, else MemoryError. */
 PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
-PyArrayObject *mha_py_zeros(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 void *mha_py_data(PyArrayObject *array); /* NULL of NULL */
 
-/* torch/blocks.c: one of `bytes` bytes, not owned yet, that begins on a cache line: a packed weight, or a large result
-   that becomes a tensor.  The memory of a large one is kept for later. */
+/*
+ * A result, uninitialised: what the caller gets, a tensor if the call had tensors, else an array; owned by the call
+ * until it is the answer.  Dense, or with strides (in numbers) that leave no gaps.
+ */
+void mha_py_new_result(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type,
+                       mha_py_array *result);
+void mha_py_new_strided(mha_py_call *call, const char *name, int rank, const npy_intp *dims, const npy_intp *strides,
+                        int type, mha_py_array *result);
+void *mha_py_numbers(const mha_py_array *result);     /* where the core writes it; NULL of none */
+double mha_py_count(const mha_py_array *result);      /* how many numbers; at most MHA_PY_MAX_RANK axes */
+void mha_py_clear(const mha_py_array *result);        /* makes all of them 0, if there is one */
+mha_result mha_py_result(const mha_py_array *result); /* a dense one of rank 3 or 4 as the core takes it */
+
+/* A new reference to a result, None of none; NULL if the call failed. */
+PyObject *mha_py_answer(const mha_py_call *call, const mha_py_array *result);
+PyObject *mha_py_answers(const mha_py_call *call, const mha_py_array *results, int n);     /* as a tuple */
+PyObject *mha_py_finish(mha_py_call *call, mha_status status, const mha_py_array *result); /* attaches before */
+
+/* torch/blocks.c: memory that begins on a cache line; that of large results is kept for later.  An array on it, not
+   owned yet (strides in bytes; NULL: dense); or the memory's owner, a new reference. */
 int mha_py_is_large(size_t bytes);
-PyObject *mha_py_new_on_line(int rank, const npy_intp *dims, int type, size_t bytes);
-mha_result mha_py_result(PyArrayObject *array); /* a dense output of rank 3 or 4 as the core takes it */
+PyObject *mha_py_new_on_line(int rank, const npy_intp *dims, const npy_intp *strides, int type, size_t bytes);
+PyObject *mha_py_new_block(size_t bytes, void **start);
 
 /* --- Tensors: torch/tensors.c -------------------------------------------------------------- */
 
@@ -193,10 +210,9 @@ PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);
 int mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
                        const mha_py_array *like, mha_py_array *array);
 
-/* A new reference to a float result: a tensor on its memory if the call had tensors, else the array; None for NULL;
- * NULL if the call failed. */
-PyObject *mha_py_answer(const mha_py_call *call, PyArrayObject *array);
-PyObject *mha_py_answers(const mha_py_call *call, PyArrayObject *const *arrays, int n); /* as a tuple */
+/* Makes the tensor of a result of so many bytes, and notes it: a new reference, NULL and an exception. */
+PyObject *mha_py_new_tensor(const mha_py_call *call, const npy_intp *dims, const npy_intp *strides, size_t bytes,
+                            mha_py_array *result);
 
 /* --- Masks and lengths: args_masks.c ---------------------------------------------------------- */
 
@@ -264,8 +280,6 @@ void mha_py_take_in_rows(mha_py_call *call, PyObject *weight, PyObject *bias, co
 
 /* The shape of what pack_linear makes of such a weight for the active instruction set: (., width of a panel). */
 void mha_py_packed_shape(mha_py_call *call, mha_dtype dtype, const mha_linear *linear, npy_intp shape[2]);
-
-#define MHA_PY_MAX_AXES 64 /* NumPy's own limit is 32 or 64 */
 
 /* x (..., features) of any rank from 1 as rows (n, features): merged without copying where it can be. */
 typedef struct {

@@ -186,7 +186,7 @@ mha_py_attach(mha_py_call *call, mha_status status)
 }
 
 PyObject *
-mha_py_finish(mha_py_call *call, mha_status status, PyArrayObject *result)
+mha_py_finish(mha_py_call *call, mha_status status, const mha_py_array *result)
 {
     mha_py_attach(call, status);
     return mha_py_answer(call, result);

@@ -135,25 +135,25 @@ PyObject *
 mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values, int training)
 {
     const npy_intp dims[] = {layer->queries.shape[0], layer->queries.shape[1], layer->out_features};
-    PyArrayObject *kept[MHA_PY_N_KEPT], *out;
-    PyObject *answer, *tuple;
+    PyArrayObject *kept[MHA_PY_N_KEPT];
+    mha_py_array out = {0};
+    PyObject *tuple;
 
     make_kept(call, layer, training, kept);
     use_copies(call, layer, kept);
-    out = mha_py_new(call, "the output", 3, dims, layer->queries.type);
-    if (out == NULL) {
+    mha_py_new_result(call, "the output", 3, dims, layer->queries.type, &out);
+    if (call->failed) {
         return NULL;
     }
-    layer->args.out = PyArray_DATA(out);
+    layer->args.out = mha_py_numbers(&out);
     mha_py_detach(call, layer->work);
     mha_py_attach(call, mha_layer_forward(&layer->args));
     if (!call->failed && layer->args.context == NULL && kept[MHA_PY_KEPT_CONTEXT] != NULL) {
         /* Without W_o: a copy, as the user may change the output. */
-        memcpy(PyArray_DATA(kept[MHA_PY_KEPT_CONTEXT]), PyArray_DATA(out), PyArray_NBYTES(out));
+        memcpy(PyArray_DATA(kept[MHA_PY_KEPT_CONTEXT]), out.data, (size_t)PyArray_NBYTES(kept[MHA_PY_KEPT_CONTEXT]));
     }
-    answer = mha_py_own(call, mha_py_answer(call, out));
     tuple = mha_py_own(call, tuple_of_kept(call, layer, values, kept, training));
-    return call->failed ? NULL : PyTuple_Pack(2, answer, tuple);
+    return call->failed ? NULL : PyTuple_Pack(2, out.array, tuple);
 }
 
 PyObject *

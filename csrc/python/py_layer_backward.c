@@ -16,7 +16,7 @@ enum { WEIGHTS = MHA_PY_N_INPUTS, BIASES = WEIGHTS + MHA_PY_N_PROJECTIONS, W_V =
 typedef struct {
     int needs[MHA_PY_N_TENSORS];
     int join; /* gradients of inputs that are one object are added up in the first one's place */
-    PyArrayObject *made[MHA_PY_N_TENSORS];
+    mha_py_array made[MHA_PY_N_TENSORS];
 } gradients;
 
 /* --- The forward call ------------------------------------------------------------------------------- */
@@ -70,22 +70,21 @@ take_needs(mha_py_call *call, PyObject *const *values, gradients *of)
 }
 
 /*
- * Makes an array like an input.  For a tensor whose batch is its second axis in memory (the outputs of a GRU,
+ * Makes a gradient like an input.  For a tensor whose batch is its second axis in memory (the outputs of a GRU,
  * permuted) the gradient has its batch there too: torch takes such a gradient as it is, and would copy another.
  */
-static PyArrayObject *
-new_like(mha_py_call *call, const mha_py_array *input, const char *name)
+static void
+new_like(mha_py_call *call, const mha_py_array *input, const char *name, mha_py_array *gradient)
 {
     const npy_intp *dims = input->shape;
-    const npy_intp time_first[] = {dims[1], dims[0], dims[2]};
-    PyArrayObject *array;
+    const npy_intp time_first[] = {dims[2], dims[0] * dims[2], 1};
 
-    if (!call->has_tensors || input->stride[2] != 1 || input->stride[0] != dims[2] ||
-        input->stride[1] != dims[0] * dims[2] || dims[0] < 2 || dims[1] < 2) {
-        return mha_py_new(call, name, 3, dims, input->type);
+    if (call->has_tensors && input->stride[2] == 1 && input->stride[0] == time_first[0] &&
+        input->stride[1] == time_first[1] && dims[0] > 1 && dims[1] > 1) {
+        mha_py_new_strided(call, name, 3, dims, time_first, input->type, gradient);
+    } else {
+        mha_py_new_result(call, name, 3, dims, input->type, gradient);
     }
-    array = mha_py_new(call, name, 3, time_first, input->type);
-    return array == NULL ? NULL : (PyArrayObject *)mha_py_own(call, PyArray_SwapAxes(array, 0, 1));
 }
 
 static void
@@ -101,15 +100,13 @@ make_input_gradients(mha_py_call *call, const mha_py_layer *layer, PyObject *con
         for (int j = i - 1; j >= 0 && of->join; j--) {
             receiver = inputs[j] == inputs[i] ? j : receiver;
         }
-        PyArrayObject **const made = &of->made[receiver];
-        if (of->needs[receiver] && *made == NULL) {
-            *made = new_like(call, arrays[i], names[i]);
+        mha_py_array *const made = &of->made[receiver];
+        if (of->needs[receiver] && made->array == NULL) {
+            new_like(call, arrays[i], names[i], made);
         }
-        if (*made != NULL) {
-            grads->grad_inputs[i].data = PyArray_DATA(*made);
-            grads->grad_inputs[i].batch_stride = PyArray_STRIDE(*made, 0) / PyArray_ITEMSIZE(*made);
-            grads->grad_inputs[i].row_stride = PyArray_STRIDE(*made, 1) / PyArray_ITEMSIZE(*made);
-        }
+        grads->grad_inputs[i].data = mha_py_numbers(made);
+        grads->grad_inputs[i].batch_stride = made->stride[0];
+        grads->grad_inputs[i].row_stride = made->stride[1];
     }
 }
 
@@ -122,21 +119,21 @@ make_parameter_gradients(mha_py_call *call, const mha_py_layer *layer, gradients
         const mha_py_array *weight = &layer->W[i].weight;
 
         if (weight->array != NULL && of->needs[WEIGHTS + i]) {
-            of->made[WEIGHTS + i] = mha_py_new(call, "the gradient of a weight", 2, weight->shape, type);
+            mha_py_new_result(call, "the gradient of a weight", 2, weight->shape, type, &of->made[WEIGHTS + i]);
         }
         if (weight->array != NULL && of->needs[BIASES + i]) {
-            of->made[BIASES + i] = mha_py_new(call, "the gradient of a bias", 1, weight->shape, type);
+            mha_py_new_result(call, "the gradient of a bias", 1, weight->shape, type, &of->made[BIASES + i]);
         }
         grads->weight[i] = weight->data;
-        grads->grad_weight[i] = mha_py_data(of->made[WEIGHTS + i]);
-        grads->grad_bias[i] = mha_py_data(of->made[BIASES + i]);
+        grads->grad_weight[i] = mha_py_numbers(&of->made[WEIGHTS + i]);
+        grads->grad_bias[i] = mha_py_numbers(&of->made[BIASES + i]);
     }
     if (layer->w_v.array != NULL) {
         const npy_intp dims[] = {1, layer->w_v.shape[0]};
         const int rank = layer->w_v_is_weight ? 2 : 1;
 
-        of->made[W_V] = mha_py_new(call, "grad_w_v", rank, dims + 2 - rank, type);
-        grads->grad_additive_weights = mha_py_data(of->made[W_V]);
+        mha_py_new_result(call, "grad_w_v", rank, dims + 2 - rank, type, &of->made[W_V]);
+        grads->grad_additive_weights = mha_py_numbers(&of->made[W_V]);
     }
 }
 

@@ -23,16 +23,17 @@ py_pack_linear(mha_py_call *call, PyObject *const *values)
         return NULL;
     }
     const size_t bytes = (size_t)shape[0] * (size_t)shape[1] * mha_py_itemsize(type);
-    packed = (PyArrayObject *)mha_py_own(call, mha_py_new_on_line(2, shape, type, bytes));
+    packed = (PyArrayObject *)mha_py_own(call, mha_py_new_on_line(2, shape, NULL, type, bytes));
     if (packed == NULL) {
         return NULL;
     }
     PyArray_CLEARFLAGS(packed, NPY_ARRAY_WRITEABLE); /* the core alone knows what stands where */
+    const mha_py_array result = {.array = (PyObject *)packed};
     mha_py_detach(call, (double)PyArray_SIZE(packed));
     return mha_py_finish(call,
                          mha_linear_pack(dtype, linear->out_features, linear->in_features, linear->weight,
                                          linear->row_stride, PyArray_DATA(packed)),
-                         packed);
+                         &result);
 }
 
 /* --- linear -------------------------------------------------------------------------------------- */
@@ -43,7 +44,7 @@ py_linear(mha_py_call *call, PyObject *const *values)
     mha_py_rows x = {.rank = 0};
     mha_py_projection projection = {.linear = {0}};
     const mha_linear *linear = &projection.linear;
-    PyArrayObject *y;
+    mha_py_array y = {0};
 
     mha_py_take_rows(call, values[0], "x", NULL, &x);
     mha_py_take_projection(call, values[1], "projection", &x.rows, &projection);
@@ -55,15 +56,15 @@ py_linear(mha_py_call *call, PyObject *const *values)
     }
     const size_t rows = (size_t)x.rows.shape[0];
     x.dims[x.rank - 1] = (npy_intp)linear->out_features;
-    y = mha_py_new(call, "the output", x.rank, x.dims, x.rows.type);
-    if (y == NULL) {
+    mha_py_new_result(call, "the output", x.rank, x.dims, x.rows.type, &y);
+    if (call->failed) {
         return NULL;
     }
     mha_py_detach(call, mha_linear_work(linear, 1, rows));
     return mha_py_finish(call,
                          mha_linear_forward(mha_py_dtype(x.rows.type), linear, rows, x.rows.data, x.rows.stride[0],
-                                            PyArray_DATA(y), (ptrdiff_t)linear->out_features),
-                         y);
+                                            mha_py_numbers(&y), (ptrdiff_t)linear->out_features),
+                         &y);
 }
 
 /* --- linear_backward ------------------------------------------------------------------------------- */
@@ -98,9 +99,12 @@ py_linear_backward(mha_py_call *call, PyObject *const *values)
     mha_py_take_in_rows(call, values[2], Py_None, "weight", &x.rows, &projection);
     check_shapes(call, &x, &grad_y, weight, values);
     const int type = x.rows.type;
-    PyArrayObject *const made[] = {mha_py_new(call, "grad_x", x.rank, x.dims, type),
-                                   mha_py_new(call, "grad_weight", 2, weight->shape, type),
-                                   with_bias ? mha_py_new(call, "grad_bias", 1, weight->shape, type) : NULL};
+    mha_py_array made[3] = {{0}};
+    mha_py_new_result(call, "grad_x", x.rank, x.dims, type, &made[0]);
+    mha_py_new_result(call, "grad_weight", 2, weight->shape, type, &made[1]);
+    if (with_bias) {
+        mha_py_new_result(call, "grad_bias", 1, weight->shape, type, &made[2]);
+    }
     const mha_linear_grads grads = {
         .dtype = mha_py_dtype(type),
         .rows = (size_t)x.rows.shape[0],
@@ -111,9 +115,9 @@ py_linear_backward(mha_py_call *call, PyObject *const *values)
         .grad_y = grad_y.rows.data,
         .x_row_stride = x.rows.stride[0],
         .grad_y_row_stride = grad_y.rows.stride[0],
-        .grad_x = mha_py_data(made[0]),
-        .grad_weight = mha_py_data(made[1]),
-        .grad_bias = mha_py_data(made[2]),
+        .grad_x = mha_py_numbers(&made[0]),
+        .grad_weight = mha_py_numbers(&made[1]),
+        .grad_bias = mha_py_numbers(&made[2]),
     };
     if (call->failed) {
         return NULL;

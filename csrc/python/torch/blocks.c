@@ -98,28 +98,38 @@ mha_py_is_large(size_t bytes)
 }
 
 PyObject *
-mha_py_new_on_line(int rank, const npy_intp *dims, int type, size_t bytes)
+mha_py_new_block(size_t bytes, void **start)
 {
     const npy_intp size = (npy_intp)(bytes + LINE);
     PyArrayObject *block = take_kept((size_t)size);
-    PyObject *capsule, *array;
-    uintptr_t start;
+    PyObject *capsule;
 
     block = block != NULL ? block : (PyArrayObject *)PyArray_EMPTY(1, (npy_intp *)&size, NPY_UINT8, 0);
     if (block == NULL) {
         return NULL;
     }
+    *start = (void *)(((uintptr_t)PyArray_DATA(block) + LINE - 1) / LINE * LINE);
     capsule = PyCapsule_New(block, NULL, keep);
     if (capsule == NULL) {
         Py_DECREF((PyObject *)block);
+    }
+    return capsule;
+}
+
+PyObject *
+mha_py_new_on_line(int rank, const npy_intp *dims, const npy_intp *strides, int type, size_t bytes)
+{
+    void *start;
+    PyObject *block = mha_py_new_block(bytes, &start), *array;
+
+    if (block == NULL) {
         return NULL;
     }
-    start = ((uintptr_t)PyArray_DATA(block) + LINE - 1) / LINE * LINE;
-    array = PyArray_NewFromDescr(&PyArray_Type, PyArray_DescrFromType(type), rank, (npy_intp *)dims, NULL,
-                                 (void *)start, NPY_ARRAY_CARRAY, NULL);
+    array = PyArray_NewFromDescr(&PyArray_Type, PyArray_DescrFromType(type), rank, (npy_intp *)dims,
+                                 (npy_intp *)strides, start, NPY_ARRAY_CARRAY, NULL);
     if (array == NULL) {
-        Py_DECREF(capsule);
-    } else if (PyArray_SetBaseObject((PyArrayObject *)array, capsule) < 0) { /* it has taken the capsule even so */
+        Py_DECREF(block);
+    } else if (PyArray_SetBaseObject((PyArrayObject *)array, block) < 0) { /* it has taken the block even so */
         Py_CLEAR(array);
     }
     return array;

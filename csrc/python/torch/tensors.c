@@ -41,7 +41,7 @@ typedef struct dl_exchange {
     void *older;
     void (*allocate)(void); /* these two are not used, nor is what follows `look` */
     void (*share)(void);
-    int (*adopt)(dl_managed *managed, void **tensor_ret); /* steals `managed`, see `adopt_managed` */
+    int (*adopt)(dl_managed *managed, void **tensor_ret); /* steals `managed`, see `adopt_shared` */
     int (*look)(void *tensor, dl_tensor *tensor_ret);     /* good while the tensor is left alone */
 } dl_exchange;
 
@@ -233,12 +233,14 @@ mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_
     return 1;
 }
 
-/* --- Array to tensor ------------------------------------------------------------------------------ */
+/* --- Results ----------------------------------------------------------------------------------------- */
 
 typedef struct {
-    dl_managed managed;
-    int64_t sizes[]; /* the shape, then the strides: a result has as many axes as NumPy has */
-} shared_array;
+    dl_managed managed; /* owner: of the numbers, if they do not lie behind the sizes */
+    int64_t sizes[];    /* the shape, then the strides: a result has as many axes as NumPy has */
+} shared_result;
+
+#define LINE ((size_t)64) /* where numbers begin: on a cache line */
 
 /* Called when torch is done with the memory: on any thread, and perhaps after Python has ended. */
 static void
@@ -250,75 +252,92 @@ release(dl_managed *managed)
         return;
     }
     gil = PyGILState_Ensure();
-    Py_DECREF((PyObject *)managed->owner);
+    Py_XDECREF((PyObject *)managed->owner);
     PyMem_Free(managed);
     PyGILState_Release(gil);
 }
 
-/*
- * If torch fails after it has made a tensor, the tensor's end calls `release`; if it fails before, nobody does.
- * Nothing tells the two cases apart, so we do not call it: a lost array does less harm than one that is freed twice.
- */
-static PyObject *
-adopt_managed(const dl_exchange *exchange, PyArrayObject *array)
+/* The description, and the memory, of a tensor; NULL and an exception. */
+static shared_result *
+share(const npy_intp *dims, const npy_intp *strides, size_t bytes, mha_py_array *result)
 {
-    const int itemsize = (int)mha_py_itemsize(PyArray_TYPE(array)), rank = PyArray_NDIM(array);
-    shared_array *shared = PyMem_Malloc(sizeof(*shared) + 2 * (size_t)rank * sizeof(int64_t));
-    void *tensor = NULL;
+    const size_t rank = (size_t)result->rank, sizes = sizeof(shared_result) + 2 * rank * sizeof(int64_t);
+    const int is_large = mha_py_is_large(bytes);
+    shared_result *shared = PyMem_Malloc(sizes + (is_large ? 0 : LINE + bytes));
+    void *numbers;
 
     if (shared == NULL) {
-        return PyErr_NoMemory();
+        (void)PyErr_NoMemory();
+        return NULL;
     }
-    Py_INCREF((PyObject *)array);
-    shared->managed = (dl_managed){.version = {DL_MAJOR, 0}, .owner = array, .release = release};
-    shared->managed.tensor = (dl_tensor){.data = PyArray_DATA(array),
+    shared->managed = (dl_managed){.version = {DL_MAJOR, 0}, .release = release};
+    if (is_large) {
+        shared->managed.owner = mha_py_new_block(bytes, &numbers);
+        if (shared->managed.owner == NULL) {
+            PyMem_Free(shared);
+            return NULL;
+        }
+    } else {
+        numbers = (void *)(((uintptr_t)shared + sizes + LINE - 1) / LINE * LINE);
+    }
+    result->data = numbers;
+    shared->managed.tensor = (dl_tensor){.data = numbers,
                                          .device = DL_CPU,
-                                         .rank = rank,
+                                         .rank = result->rank,
                                          .type = DL_FLOAT,
-                                         .bits = (uint8_t)(8 * itemsize),
+                                         .bits = (uint8_t)(8 * mha_py_itemsize(result->type)),
                                          .lanes = 1,
                                          .shape = shared->sizes,
                                          .stride = shared->sizes + rank};
-    for (int i = 0; i < rank; i++) {
-        shared->sizes[i] = PyArray_DIM(array, i);
-        shared->sizes[rank + i] = PyArray_STRIDE(array, i) / itemsize;
+    for (size_t i = 0; i < rank; i++) {
+        shared->sizes[i] = dims[i];
+        shared->sizes[rank + i] = strides[i];
     }
-    return exchange->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
+    return shared;
 }
 
+/*
+ * If torch fails after it has made a tensor, the tensor's end calls `release`; if it fails before, nobody does.
+ * Nothing tells the two cases apart, so we do not call it: lost memory does less harm than what is freed twice.
+ */
 static PyObject *
-adopt(const mha_py_call *call, PyArrayObject *array)
+adopt_shared(const dl_exchange *exchange, const npy_intp *dims, const npy_intp *strides, size_t bytes,
+             mha_py_array *result)
 {
-    if (call->state->exchange != NULL) {
-        return adopt_managed(call->state->exchange, array);
-    }
-    return PyObject_CallFunctionObjArgs(PyTuple_GetItem(call->state->objects[MHA_PY_EXCHANGE], ADOPT), array, NULL);
+    shared_result *shared = share(dims, strides, bytes, result);
+    void *tensor = NULL;
+
+    return shared == NULL || exchange->adopt(&shared->managed, &tensor) < 0 ? NULL : tensor;
 }
 
-PyObject *
-mha_py_answer(const mha_py_call *call, PyArrayObject *array)
+/* From an array, by the built-in function; the tensor keeps the array. */
+static PyObject *
+adopt_array(PyObject *function, const npy_intp *dims, const npy_intp *strides, size_t bytes, mha_py_array *result)
 {
-    if (call->failed) {
+    npy_intp in_bytes[MHA_PY_MAX_AXES];
+    PyObject *array, *tensor;
+
+    for (int i = 0; i < result->rank; i++) {
+        in_bytes[i] = strides[i] * (npy_intp)mha_py_itemsize(result->type);
+    }
+    array = mha_py_is_large(bytes)
+                ? mha_py_new_on_line(result->rank, dims, in_bytes, result->type, bytes)
+                : PyArray_New(&PyArray_Type, result->rank, (npy_intp *)dims, result->type, in_bytes, NULL, 0, 0, NULL);
+    if (array == NULL) {
         return NULL;
     }
-    if (array != NULL && call->has_tensors) {
-        return adopt(call, array);
-    }
-    Py_INCREF(mha_py_or_none(array));
-    return mha_py_or_none(array);
+    result->data = PyArray_DATA((PyArrayObject *)array);
+    tensor = PyObject_CallFunctionObjArgs(function, array, NULL);
+    Py_DECREF(array);
+    return tensor;
 }
 
 PyObject *
-mha_py_answers(const mha_py_call *call, PyArrayObject *const *arrays, int n)
+mha_py_new_tensor(const mha_py_call *call, const npy_intp *dims, const npy_intp *strides, size_t bytes,
+                  mha_py_array *result)
 {
-    PyObject *tuple = call->failed ? NULL : PyTuple_New(n);
-
-    for (int i = 0; i < n && tuple != NULL; i++) {
-        PyObject *item = mha_py_answer(call, arrays[i]);
-
-        if (item == NULL || PyTuple_SetItem(tuple, i, item) < 0) {
-            Py_CLEAR(tuple);
-        }
+    if (call->state->exchange != NULL) {
+        return adopt_shared(call->state->exchange, dims, strides, bytes, result);
     }
-    return tuple;
+    return adopt_array(PyTuple_GetItem(call->state->objects[MHA_PY_EXCHANGE], ADOPT), dims, strides, bytes, result);
 }
