@@ -38,7 +38,10 @@ is_empty(PyObject *dict)
     return dict != NULL && PyDict_Check(dict) && PyDict_Size(dict) == 0;
 }
 
-/* The state of a module of exactly this type, if a call of it only calls the type's `forward`; NULL otherwise. */
+/*
+ * The state of a module of exactly this type, if a call of it only calls the type's `forward`; NULL otherwise.  (Asked
+ * by way of the type, which has a __getattr__, a state takes twice as long.)
+ */
 static PyObject *
 plain_state(reading *r, PyObject *module, PyObject *type)
 {
@@ -46,7 +49,7 @@ plain_state(reading *r, PyObject *module, PyObject *type)
     int plain = module != NULL && (PyObject *)Py_TYPE(module) == type;
 
     if (plain) {
-        state = mha_py_own(r->call, PyObject_GetAttr(module, r->word[STATE]));
+        state = mha_py_own(r->call, PyObject_GenericGetAttr(module, r->word[STATE]));
         plain = state != NULL && PyDict_Check(state) && PyDict_Contains(state, r->word[FORWARD]) == 0;
     }
     for (Py_ssize_t i = 0; plain && i < PyTuple_Size(r->part[HOOKS]); i++) {
@@ -178,7 +181,7 @@ read_layer(reading *r, PyObject *layer)
     for (int i = 0; i < N_PARAMETERS; i++) {
         parameters[i] = Py_None;
     }
-    state = PyObject_GetAttr(layer, r->word[STATE]);
+    state = PyObject_GenericGetAttr(layer, r->word[STATE]);
     if (state == NULL) {
         PyErr_Clear(); /* not even a module */
         return NULL;
