@@ -57,7 +57,7 @@ lay_out(mha_attention_job *job, mha_scratch *scratch)
     job->rooms = mha_scratch_take(scratch, job->plan.n_workers, sizeof(mha_room));
     char *base = mha_scratch_take(scratch, job->plan.n_workers, job->room_bytes);
     for (unsigned i = 0; i < job->plan.n_workers && base != NULL; i++) {
-        (void)mha_room_lay_out(&job->problem, &job->plan, base + i * job->room_bytes, &job->rooms[i]);
+        mha_room_place(&job->room_layout, base + i * job->room_bytes, &job->rooms[i]);
     }
     if (shares_row_keys(job)) {
         job->row_keys = mha_scratch_take(scratch, args->queries, sizeof(mha_interval));
@@ -73,8 +73,7 @@ mha_attention_init(mha_attention_job *job, const mha_kernels *kernels, const mha
 
     if (status == MHA_OK) {
         (pass == MHA_PASS_BACKWARD ? mha_plan_backward : mha_plan_forward)(&job->plan, &job->problem);
-        mha_room measured;
-        job->room_bytes = mha_room_lay_out(&job->problem, &job->plan, NULL, &measured);
+        job->room_bytes = mha_room_lay_out(&job->problem, &job->plan, &job->room_layout);
         lay_out(job, scratch);
     }
     return status;

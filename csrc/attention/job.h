@@ -14,6 +14,7 @@ typedef struct {
     /* Scratch memory, from scratch_at on; no addresses before mha_attention_place. */
     size_t scratch_at;
     mha_room *rooms; /* one for each worker, of room_bytes */
+    mha_room room_layout;
     size_t room_bytes;
     mha_interval *row_keys;  /* what each query sees, if that is the same in all items; else NULL */
     void *row_max, *row_sum; /* the caller's, or the job's own if the weights need them, or NULL */

@@ -28,9 +28,10 @@ typedef struct {
 } mha_room;
 
 /*
- * Lays out a room at `base`, or, if that is NULL, measures it.  Returns its bytes: if they overflow, more than any
- * memory has.
+ * Lays out a room: its parts get their distances from its base.  Returns its bytes: if they overflow, more than any
+ * memory has.  `place` makes a room of a layout, at an address; parts that the call does not need point anywhere.
  */
-size_t mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, char *base, mha_room *room);
+size_t mha_room_lay_out(const mha_problem *problem, const mha_plan *plan, mha_room *layout);
+void mha_room_place(const mha_room *layout, const char *base, mha_room *room);
 
 #endif

@@ -72,12 +72,12 @@ mha_round_up(size_t a, size_t b)
 MHA_INLINE int
 mha_mul_size(size_t *total, size_t factor)
 {
-    const size_t half = (size_t)1 << (4 * sizeof(size_t)); /* below, no division: it would slow small calls */
+    size_t product;
 
-    if ((*total >= half || factor >= half) && factor != 0 && *total > SIZE_MAX / factor) {
+    if (__builtin_mul_overflow(*total, factor, &product)) {
         return -1;
     }
-    *total *= factor;
+    *total = product;
     return 0;
 }
 

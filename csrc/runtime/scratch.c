@@ -9,12 +9,6 @@
 
 #include <stdlib.h>
 
-#include "common.h"
-
-/* total_bytes after an overflow: no real plan reaches it, because pointers differ by at most PTRDIFF_MAX. */
-#define OVERFLOWED SIZE_MAX
-#define LARGEST_BLOCK ((size_t)PTRDIFF_MAX)
-
 static mha_alloc_fn alloc_block = malloc;
 static mha_free_fn free_block = free;
 
@@ -28,39 +22,11 @@ mha_set_allocator(mha_alloc_fn alloc, mha_free_fn release)
     free_block = custom ? release : free;
 }
 
-size_t
-mha_scratch_add(mha_scratch *scratch, size_t count, size_t itemsize)
-{
-    const size_t offset = scratch->total_bytes;
-    size_t n_bytes = count;
-
-    MHA_ASSERT(scratch->block == NULL);
-    if (count == 0) { /* a plan has no use for most of what it may ask for */
-        return offset;
-    }
-    if (offset == OVERFLOWED || mha_mul_size(&n_bytes, itemsize) < 0 || n_bytes > LARGEST_BLOCK) {
-        scratch->total_bytes = OVERFLOWED;
-        return 0;
-    }
-    /* Neither step can wrap: n_bytes and offset are at most SIZE_MAX / 2 each, roundings included. */
-    n_bytes = mha_round_up(n_bytes, MHA_ALIGN);
-    scratch->total_bytes = n_bytes > LARGEST_BLOCK - mha_min(offset, LARGEST_BLOCK) ? OVERFLOWED : offset + n_bytes;
-    return offset;
-}
-
-void *
-mha_scratch_take(mha_scratch *scratch, size_t count, size_t itemsize)
-{
-    const size_t at = mha_scratch_add(scratch, count, itemsize);
-
-    return scratch->base == NULL ? NULL : scratch->base + at;
-}
-
 mha_status
 mha_scratch_open(mha_scratch *scratch)
 {
     MHA_ASSERT(scratch->block == NULL);
-    if (scratch->total_bytes > LARGEST_BLOCK - MHA_ALIGN) {
+    if (scratch->total_bytes > MHA_LARGEST_BLOCK - MHA_ALIGN) {
         return MHA_ERR_SIZE;
     }
     /* An allocator promises less alignment than we want: ask for enough to move up to the next multiple. */
