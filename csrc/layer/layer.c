@@ -223,13 +223,11 @@ gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t
     return n;
 }
 
-/* Moves the projections of those n rows, the last n of rows first .. last-1, to the rows' places; the others become 0.
- */
+/* Moves the projections of those rows, which stand at `from` side by side, to the rows' places; the others become 0. */
 static void
-spread(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, size_t n)
+spread(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, const char *from)
 {
     const size_t row_bytes = in->features * job->kernels->itemsize;
-    const char *from = in->projected + (last - n) * row_bytes;
 
     while (first < last) { /* nothing is written before it is read: a row has no more places behind it than rows */
         const size_t start = first;
@@ -243,18 +241,22 @@ spread(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t
     }
 }
 
-/* 1 if all rows first .. last-1 are needed, and all lie at one constant distance. */
+/* Whether the needed ones of rows first .. last-1 are one run, *run, and lie at one constant distance. */
 static int
-lie_evenly(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last)
+are_one_run(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, mha_interval *run)
 {
-    for (size_t row = first; in->needed != NULL && row < last;) {
-        const size_t start = row;
-        const mha_interval needed = next_needed(in, &row, last);
-        if (needed.first != start || needed.last != row) {
+    const int of_one_item = first / in->rows == (last - 1) / in->rows;
+    size_t row = first;
+
+    *run = in->needed != NULL ? next_needed(in, &row, last) : (mha_interval){first, last};
+    while (in->needed != NULL && row < last) {
+        const mha_interval more = next_needed(in, &row, last);
+        if (more.first != run->last) {
             return 0;
         }
+        run->last = more.last;
     }
-    return mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride);
+    return of_one_item || mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride);
 }
 
 static void
@@ -262,21 +264,23 @@ project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, u
 {
     const size_t first = task * in->plan.task_rows;
     const size_t last = mha_min(first + in->plan.task_rows, job->args->batch * in->rows);
-    const int even = lie_evenly(job, in, first, last);
     char *gathered = job->gathered + worker * job->gathered_bytes;
-    const size_t n = even ? last - first : gather(job, in, first, last, gathered);
+    mha_interval run;
+    const int in_place = are_one_run(job, in, first, last, &run);
+    const size_t n = in_place ? run.last - run.first : gather(job, in, first, last, gathered);
+    const size_t item = run.first / in->rows, to = in_place ? run.first : last - n;
     const mha_linear_rows rows = {
         .rows = n,
-        .x = even ? mha_operand_at(job->kernels, in->input, 0, 0, first) : gathered,
-        .x_row_stride = even ? in->input->row_stride : (ptrdiff_t)in->linear->in_features,
-        .y = in->projected + (last - n) * in->features * job->kernels->itemsize,
+        .x = in_place ? mha_operand_at(job->kernels, in->input, item, 0, run.first - item * in->rows) : gathered,
+        .x_row_stride = in_place ? in->input->row_stride : (ptrdiff_t)in->linear->in_features,
+        .y = in->projected + to * in->features * job->kernels->itemsize,
         .y_row_stride = (ptrdiff_t)in->features,
         .panel = job->panels + worker * job->panel_bytes,
     };
 
     mha_linear_apply(job->kernels, in->linear, &rows);
     if (n < last - first) {
-        spread(job, in, first, last, n);
+        spread(job, in, first, last, rows.y);
     }
 }
 
