@@ -173,6 +173,8 @@ PyObject *mha_py_or_none(const void *array);            /* borrowed */
 PyObject *mha_py_active_isa(const mha_py_call *call);   /* its name; borrowed */
 PyObject *mha_py_shape(int rank, const npy_intp *dims); /* dims as a tuple */
 
+/* --- Results: results.c -------------------------------------------------------------------- */
+
 /* Memory of the call's own: a dense array, uninitialised.  ValueError if its size wraps, else MemoryError. */
 PyArrayObject *mha_py_new(mha_py_call *call, const char *name, int rank, const npy_intp *dims, int type);
 void *mha_py_data(PyArrayObject *array); /* NULL of NULL */

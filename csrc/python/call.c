@@ -184,10 +184,3 @@ mha_py_attach(mha_py_call *call, mha_status status)
     }
     mha_py_check(call, status, call->function);
 }
-
-PyObject *
-mha_py_finish(mha_py_call *call, mha_status status, const mha_py_array *result)
-{
-    mha_py_attach(call, status);
-    return mha_py_answer(call, result);
-}
