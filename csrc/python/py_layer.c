@@ -71,10 +71,13 @@ clear_unseen(const mha_py_layer *layer, PyArrayObject *kept)
 static void
 use_copy(const mha_py_layer *layer, mha_py_array *array, PyArrayObject *kept)
 {
+    if (kept == NULL) {
+        return;
+    }
     const npy_intp batch = array->shape[0], rows = array->shape[1], features = array->shape[2];
     const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(array->type);
 
-    for (npy_intp b = 0; b < batch && kept != NULL && features > 0; b++) {
+    for (npy_intp b = 0; b < batch && features > 0; b++) {
         const char *from = (const char *)array->data + b * array->stride[0] * itemsize;
         char *to = (char *)PyArray_DATA(kept) + b * rows * features * itemsize;
         const npy_intp seen = array == &layer->keys ? seen_rows(layer, b) : rows;
@@ -85,11 +88,9 @@ use_copy(const mha_py_layer *layer, mha_py_array *array, PyArrayObject *kept)
                    (size_t)(at_once * features * itemsize));
         }
     }
-    if (kept != NULL) {
-        array->data = PyArray_DATA(kept);
-        array->stride[0] = rows * features;
-        array->stride[1] = features;
-    }
+    array->data = PyArray_DATA(kept);
+    array->stride[0] = rows * features;
+    array->stride[1] = features;
 }
 
 /* Uses the copies of queries and keys that nothing projects, and of w_v, which an optimizer may change in place later.
