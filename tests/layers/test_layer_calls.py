@@ -44,6 +44,53 @@ def test_layers_start_in_eval_mode(inputs):
         mha.train(1)
 
 
+def is_trained_by(layer, inputs):
+    """Whether the next call is one of training: with dropout 1 it gives 0 where there is no W_o."""
+    return not layer(*inputs).any()
+
+
+@pytest.mark.parametrize("make", [lambda: AdditiveAttention(8, 1.0, rng=0), lambda: DotProductAttention(1.0, rng=0)])
+def test_each_way_to_switch_the_mode_counts_for_the_next_call(make, rng):
+    x = rng.standard_normal((2, 4, 6)), rng.standard_normal((2, 9, 6)), rng.standard_normal((2, 9, 7))
+    layer = make()
+
+    def assign(mode):
+        layer.training = mode
+
+    assert not is_trained_by(layer, x)
+    for switch in layer.train, assign:
+        for mode in True, True, False, False, True, False:
+            switch(mode)
+            assert layer.training is mode
+            assert [is_trained_by(layer, x) for _ in range(3)] == [mode] * 3
+    for twin_of in copy.copy, copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer)):
+        assign(True)
+        is_trained_by(layer, x)
+        twin = twin_of(layer)
+        assert is_trained_by(twin, x)
+        assert not is_trained_by(twin.eval(), x) and layer.training and is_trained_by(layer, x)
+    assert is_trained_by(layer.train(), x) and not layer(*x, training=True).any() and layer(*x, training=False).any()
+    assert is_trained_by(layer, x)
+
+
+def test_a_mode_that_another_thread_switches_during_a_call_counts_for_the_next(rng):
+    x = rng.standard_normal((2, 4, 6)), rng.standard_normal((2, 9, 6)), rng.standard_normal((2, 9, 7))
+
+    class Switched(AdditiveAttention):
+        def _make_plan(self, queries, states):
+            plan = super()._make_plan(queries, states)
+            self.training = not self.training  # as if another thread did it just now
+            return plan
+
+    layer = Switched(8, 1.0, rng=0)
+    layer._plan_of_zeros(x)  # switches too: training
+    layer(*x)
+    for _ in range(3):
+        mode = layer.training
+        out = layer(*x)
+        assert (not out.any()) == mode, "a call goes by the mode that it found"
+
+
 def test_dropout_follows_the_layers_stream(inputs, dtype):
     first, second = (MultiHeadAttention(12, 3, 0.5, rng=6).train() for _ in range(2))
     outs = [(first(*inputs), second(*inputs)) for _ in range(4)]
