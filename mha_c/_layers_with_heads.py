@@ -103,7 +103,8 @@ class NumpyPart:
         """A context without dropout, in training mode if the loss may go back; restores parameters, gradients and mode
         at its end."""
         layer = self._layer
-        before = {name: getattr(layer, name) for name in ("training", "_record", "width_grad") if hasattr(layer, name)}
+        mode = layer.training
+        before = {name: getattr(layer, name) for name in ("_record", "width_grad") if hasattr(layer, name)}
         dropout = getattr(layer, "_dropout", getattr(layer, "dropout", Dropout(0)))
         parameters = getattr(layer, "_parameters", None)
         p, states, grads = dropout.p, getattr(parameters, "states", {}), dict(getattr(parameters, "grads", {}))
@@ -112,7 +113,7 @@ class NumpyPart:
             dropout.p = 0.0
             yield
         finally:
-            layer.train(before["training"])
+            layer.train(mode)
             vars(layer).update(before)
             dropout.p = p
             if parameters is not None:

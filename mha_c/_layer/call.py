@@ -89,6 +89,7 @@ class AttentionLayer(Layer, Viewable):
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _by_head = False  # whether attention_weights has an axis for the heads
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
+    _training = False
     _plan: Optional[Plan] = None
     _record: Optional[Record] = None
 
@@ -103,11 +104,11 @@ class AttentionLayer(Layer, Viewable):
     @property
     def training(self) -> bool:
         """Whether the layer is in training mode: see `train` and `eval`."""
-        return bool(self.__dict__.get("training", False))
+        return self._training
 
     @training.setter
     def training(self, mode: bool) -> None:
-        self.__dict__["training"] = mode
+        self._training = mode
         self._plan = None  # it says in which mode it was made
 
     @property
