@@ -62,10 +62,11 @@ mha_isa_active(void)
 mha_isa
 mha_isa_own(mha_isa isa)
 {
-    const mha_isa before = own;
+    mha_isa *const mine = &own; /* a thread's variable is looked up by a call */
+    const mha_isa before = *mine;
 
     /* Whether the CPU has it is asked only if that is not known: a virtual machine takes microseconds to answer. */
-    own = isa == before || isa == mha_isa_active() || mha_isa_available(isa) ? isa : MHA_N_ISAS;
+    *mine = isa == before || isa == active || mha_isa_available(isa) ? isa : MHA_N_ISAS;
     return before;
 }
 
