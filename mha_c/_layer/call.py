@@ -39,12 +39,13 @@ def _gradient_names(roles: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Plan:
-    """What a call needs of its layer, collected once and used until a parameter, the instruction set or the mode changes.
+    """What a call needs of its layer, collected once; used until a parameter, the instruction set or the mode changes.
 
     (Reading the attributes of a layer itself is slow, because it has __getattr__.)
     """
 
-    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states", "training")  # read faster than a NamedTuple's
+    # Read faster than a NamedTuple's.
+    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states", "training")
 
     def __init__(
         self,
