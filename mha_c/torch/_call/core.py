@@ -58,9 +58,10 @@ def call(
     dtype = dtype or computed
     if autocasting():
         dtype = result_type(dtype)
-    if module._last is not None:
-        module.__dict__["_last"] = None  # perhaps assigned
-    holder["_last"] = Last(kept, dtype, source)
+    last = holder["_last"] = Last(kept, dtype, source)
+    assigned = module._last
+    if assigned is not None and assigned is not last:
+        module.__dict__["_last"] = None
     return out if computed is dtype else out.to(dtype)
 
 
