@@ -31,7 +31,7 @@ def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Any:
     """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
     if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or is_compiling():
         return None
-    return layer_parts(module, type(module)._layout) if quickly_on_cpu(queries) and not watched() else None
+    return layer_parts(module, module._layout) if quickly_on_cpu(queries) and not watched() else None
 
 
 def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> tuple[str, Optional[Parts]]:

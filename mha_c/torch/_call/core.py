@@ -58,10 +58,9 @@ def call(
     dtype = dtype or computed
     if autocasting():
         dtype = result_type(dtype)
-    last = holder["_last"] = Last(kept, dtype, source)
-    assigned = module._last
-    if assigned is not None and assigned is not last:
-        module.__dict__["_last"] = None
+    if module._last is not None:
+        module.__dict__["_last"] = None  # perhaps assigned
+    holder["_last"] = Last(kept, dtype, source)
     return out if computed is dtype else out.to(dtype)
 
 
