@@ -167,6 +167,9 @@ else:
         return bool(device == "cuda" and torch.is_autocast_enabled())
 
 
+# On any device: False in a fifth of the time that the question about one takes, which each call of a layer would ask.
+autocasting_anywhere: Any = _found("torch._C._is_any_autocast_enabled") or autocasting
+
 if _found("torch.Tensor.is_cpu"):
 
     def on_cpu(tensor: Tensor) -> bool:
@@ -293,8 +296,14 @@ def written_down(value: Any) -> bool:
 
 
 def quick_apply(function: type[Function]) -> Any:
-    """torch's `apply` in C++.  What `Function.apply` does before it is for torch.func, and takes as long as a small
-    layer.  Without the C++ name, `Function.apply`."""
+    """torch's `apply` in C++; autograd then calls `function.backward` itself.
+
+    What torch's own methods in Python do before is for torch.func, and for functions with a `vjp`: forward it takes as
+    long as a small layer, backward 1 % of a training step.  Without these names they are called.
+    """
+    node: Any = getattr(function, "_backward_cls", None)
+    if getattr(node, "apply", None) is not None:
+        node.apply = function.backward
     return getattr(super(Function, function), "apply", function.apply)
 
 

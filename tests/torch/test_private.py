@@ -82,6 +82,14 @@ assert not _private.is_exporting()
 with torch.autocast("cpu", torch.bfloat16):
     assert layer(x, x, x).dtype is torch.bfloat16
 """,
+    "torch._C._is_any_autocast_enabled": """
+with torch.autocast("cpu", torch.bfloat16):
+    assert layer(x, x, x).dtype is torch.bfloat16
+""",
+    "torch.autograd.function.BackwardCFunction.apply": """
+node = layer(x, x, x).grad_fn
+assert type(node).apply is torch.autograd.function.BackwardCFunction.apply
+""",
     "torch.Tensor.is_cpu": """
 assert mt.functional.dot_product_attention(x, x, x).shape == x.shape
 """,

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..._arguments.arrays import to_lengths
 from ..._core import layer_forward
 from ..._layer.kept_weights import N_FOR_WEIGHTS, Kept
-from .._private import profiler
-from .._tensors import autocasting, draw_seed, result_type
+from .._private import autocasting_anywhere, profiler
+from .._tensors import draw_seed, result_type
 from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, connect_layer
@@ -56,7 +56,7 @@ def call(
             kept, source = kept[:N_FOR_WEIGHTS], LayerSource.of(queries, keys, parameters, done)
     computed = queries.dtype
     dtype = dtype or computed
-    if autocasting():
+    if autocasting_anywhere():
         dtype = result_type(dtype)
     if module._last is not None:
         module.__dict__["_last"] = None  # perhaps assigned
