@@ -188,6 +188,7 @@ class GQAAttention(Layer, Viewable):
         return scores.weights(), as_tensor
 
     @property
+    @refuses_at_the_call
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, num_heads, Q, K): one array until the next call.
 

@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
+from .._arguments.calls import refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
 from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..linear import Parameters, State, packing_type
@@ -39,13 +40,9 @@ def _gradient_names(roles: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Plan:
-    """What a call needs of its layer, collected once; used until a parameter, the instruction set or the mode changes.
+    """What a call needs of its layer, collected once and used until a parameter or the instruction set changes."""
 
-    (Reading the attributes of a layer itself is slow, because it has __getattr__.)
-    """
-
-    # Read faster than a NamedTuple's.
-    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states", "training")
+    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states")  # read faster than a NamedTuple's
 
     def __init__(
         self,
@@ -55,20 +52,17 @@ class Plan:
         in_core: tuple[Any, Any, Any, Any],
         parameters: Parameters,
         child: Optional[AttentionLayer],
-        training: bool,
     ) -> None:
         self.dtype, self.states, self.isa = dtype, states, isa  # the plan is valid for these
         self.in_core = in_core  # the projections of queries, keys, values, result; w_v; number of heads; empty_rows
         self.parameters = parameters  # has the current states
         self.child = child  # the inner layer, which shows the attention weights too
-        self.training = training
 
     def without(self, projections: Sequence[str]) -> Plan:
         """The plan of a call whose keys or values have been through W_k or W_v already."""
         packed = zip(BOOK_NAMES, self.in_core[0])
         left = tuple(None if name in projections else projection for name, projection in packed)
-        in_core = left, *self.in_core[1:]
-        return Plan(self.dtype, self.states, self.isa, in_core, self.parameters, self.child, self.training)
+        return Plan(self.dtype, self.states, self.isa, (left, *self.in_core[1:]), self.parameters, self.child)
 
 
 class Record(NamedTuple):
@@ -90,7 +84,6 @@ class AttentionLayer(Layer, Viewable):
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _by_head = False  # whether attention_weights has an axis for the heads
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
-    _training = False
     _plan: Optional[Plan] = None
     _record: Optional[Record] = None
 
@@ -101,16 +94,6 @@ class AttentionLayer(Layer, Viewable):
         # (saved by the core, whether tensors went in, and what: queries, keys, values, lengths, which teach shows)
         self._last: Optional[tuple[Any, ...]] = None
         self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
-
-    @property
-    def training(self) -> bool:
-        """Whether the layer is in training mode: see `train` and `eval`."""
-        return self._training
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        self._training = mode
-        self._plan = None  # it says in which mode it was made
 
     @property
     def empty_rows(self) -> str:
@@ -146,7 +129,7 @@ class AttentionLayer(Layer, Viewable):
             and plan.states is plan.parameters.states
         ):
             try:  # weights that are packed for another instruction set, the core itself refuses
-                if plan.training:
+                if self.training:
                     return self._run_training(plan, (queries, keys, values), valid_lens, False)
                 projections, w_v, num_heads, empty_rows = plan.in_core
                 out, saved = layer_forward(
@@ -185,15 +168,8 @@ class AttentionLayer(Layer, Viewable):
         if plan is None or plan.dtype is not queries.dtype or plan.states is not states or plan.isa != isa():
             if self._parameters.is_open():
                 return None
-            plan = self._make_plan(queries, states)
-            self._keep(plan)
+            plan = self._plan = self._make_plan(queries, states)
         return plan
-
-    def _keep(self, plan: Plan) -> None:
-        """For the next calls, unless another thread has switched the mode since the plan was made."""
-        self._plan = plan
-        if plan.training != self.training:
-            self._plan = None
 
     def _run(
         self, queries: Array, keys: Array, values: Array, valid_lens: Any, training: Any, as_tensor: bool,
@@ -223,8 +199,7 @@ class AttentionLayer(Layer, Viewable):
         sets no size, and draws no numbers from a stream that others may draw from, too."""
         plan = self._current_plan(inputs[0])
         if plan is not None:
-            plan, out = self._run_packed(plan, inputs[0], run)
-            self._keep(plan)
+            self._plan, out = self._run_packed(plan, inputs[0], run)
             return out
         parameters = self._parameters
         with parameters.lock:
@@ -233,8 +208,7 @@ class AttentionLayer(Layer, Viewable):
                 self._run_packed(self._plan_of_zeros(inputs), inputs[0], check)
                 states = self._drawn(states, self._features(inputs))
             plan, out = self._run_packed(self._make_plan(inputs[0], states), inputs[0], run)
-            parameters.states = states
-            self._keep(plan)
+            parameters.states, self._plan = states, plan
         return out
 
     def _run_packed(self, plan: Plan, queries: Array, run: Callable[[Plan], Any]) -> tuple[Plan, Any]:
@@ -275,7 +249,7 @@ class AttentionLayer(Layer, Viewable):
         scorer = states["w_v"].weight if "w_v" in states else None
         w_v = None if scorer is None else scorer[0].astype(dtype)
         in_core = (q, k, v, o), w_v, self._num_heads, self._empty_rows
-        return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child, self.training)
+        return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -295,6 +269,7 @@ class AttentionLayer(Layer, Viewable):
         return saved_weights(saved), as_tensor
 
     @property
+    @refuses_at_the_call
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and masked keys have weight 0.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.arrays import parameter_array
-from .._arguments.calls import is_refusal, refuses_at_the_call
+from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from ..linear import Linear, Parameter, Parameters, State
 
@@ -62,6 +62,29 @@ OF_TORCH_MODULES = frozenset(
     "mps named_buffers named_children named_modules register_forward_hook register_forward_pre_hook "
     "register_full_backward_hook requires_grad_ share_memory to to_empty type xpu".split()
 )
+
+
+class OfTorchModule:
+    """One of these: reading it raises the AttributeError that says where there is one.
+
+    (A `__getattr__` would be asked for them too, but a class that has one takes seven times as long to read anything.)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, layer: Any, kind: type) -> NoReturn:
+        ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
+        there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"
+        if self._name == "forward":
+            raise AttributeError(f"{kind.__name__} has no 'forward': call the layer itself, layer(...)")
+        raise AttributeError(
+            f"{kind.__name__} has no {self._name!r}: it is a NumPy layer, which computes on the CPU in the type of its "
+            f"inputs; the same layer as a torch module is {there}.{ours.__name__}"
+        )
+
+    def __repr__(self) -> str:
+        return "<in mha_c.torch only>"  # what help() prints behind the name
 
 
 class Trained:
@@ -330,27 +353,10 @@ class Layer(Trained):
             errors.append(error)
             return state
 
-    if not TYPE_CHECKING:  # else a type checker would accept any attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name not in OF_TORCH_MODULES:
-                try:
-                    object.__getattribute__(self, name)  # raises the error again, which may be a property's
-                except AttributeError as error:
-                    if is_refusal(error):
-                        raise error.with_traceback(None) from None
-                    raise
-            kind = type(self)
-            ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
-            there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"
-            if name == "forward":
-                raise AttributeError(f"{kind.__name__} has no 'forward': call the layer itself, layer(...)")
-            raise AttributeError(
-                f"{kind.__name__} has no {name!r}: it is a NumPy layer, which computes on the CPU in the type of its "
-                f"inputs; the same layer as a torch module is {there}.{ours.__name__}"
-            )
-
     # --- Printing -------------------------------------------------------------------------------
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in OF_TORCH_MODULES]
 
     def _children(self) -> Iterable[tuple[str, Any]]:
         return self._linears.items()
@@ -361,6 +367,10 @@ class Layer(Trained):
             return f"{type(self).__name__}()"
         body = "\n".join(lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {body}\n)"
+
+
+for _name in OF_TORCH_MODULES:
+    setattr(Layer, _name, OfTorchModule(_name))
 
 
 def _arrays_of(state: State) -> list[tuple[str, Optional[Array]]]:

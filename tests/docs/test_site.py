@@ -141,7 +141,9 @@ def attributes(kind):
     every nn.Module left out."""
     found = set()
     for base in [base for base in kind.__mro__ if base.__module__.startswith("mha_c")]:
-        found |= {name for name, value in vars(base).items() if not hasattr(value, "__get__") or is_data(value)}
+        # Not those of torch's modules, which can only be read to be told where they are.
+        own = {name: value for name, value in vars(base).items() if hasattr(base, name)}
+        found |= {name for name, value in own.items() if not hasattr(value, "__get__") or is_data(value)}
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         for node in ast.walk(body):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):

@@ -59,6 +59,16 @@ def test_what_a_torch_module_would_have_is_pointed_to(kind, name):
     there = "mha_c.torch." + ("variants." if kind in variants.__all__ else "") + kind
     assert (there in str(caught.value)) == (name != "named_parameters_")
     assert kind in str(caught.value) and name in str(caught.value)
+    assert name not in dir(layer) and not hasattr(type(layer), name)
+    layer.forward = len  # as it may have anything else
+    assert layer.forward is len
+
+
+@kinds
+def test_reading_an_attribute_takes_no_detour(kind):
+    """A class with one of these is asked for all that is read, seven times as slowly."""
+    own = [name for base in type(LAYERS[kind]()).__mro__ if base is not object for name in vars(base)]
+    assert not {"__getattr__", "__getattribute__"} & {*own}
 
 
 def test_the_error_of_a_property_is_not_hidden(mha):
