@@ -15,7 +15,6 @@ from numpy import ndarray
 
 from .._arguments import calls, scalars
 from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
-from .._arguments.calls import refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
 from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..linear import Parameters, State, packing_type
@@ -40,7 +39,8 @@ def _gradient_names(roles: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class Plan:
-    """What a call needs of its layer, collected once and used until a parameter or the instruction set changes."""
+    """What a call needs of its layer, collected once; used until a parameter, the inputs' type or the instruction set
+    changes."""
 
     __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states")  # read faster than a NamedTuple's
 
@@ -269,7 +269,7 @@ class AttentionLayer(Layer, Viewable):
         return saved_weights(saved), as_tensor
 
     @property
-    @refuses_at_the_call
+    @calls.refuses_at_the_call
     def attention_weights(self) -> Array:
         """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and masked keys have weight 0.
 

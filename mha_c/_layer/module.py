@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar
 
 import numpy as np
 
@@ -65,15 +65,20 @@ OF_TORCH_MODULES = frozenset(
 
 
 class OfTorchModule:
-    """One of these: reading it raises the AttributeError that says where there is one.
+    """A name of OF_TORCH_MODULES: reading it raises the AttributeError that says where there is such an attribute.
 
-    (A `__getattr__` would be asked for them too, but a class that has one takes seven times as long to read anything.)
+    (A `__getattr__` could say the same, but a class that has one takes up to ten times as long, on Python 3.11, to read
+    anything.)
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.__doc__ = "In mha_c.torch only."  # what help() prints below the name
 
-    def __get__(self, layer: Any, kind: type) -> NoReturn:
+    def __get__(self, layer: Any, kind: type) -> Any:
+        behind = super(Layer, kind if layer is None else layer)  # a base that a user lists behind ours may have one
+        if hasattr(behind, self._name):
+            return getattr(behind, self._name)
         ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
         there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"
         if self._name == "forward":
@@ -82,9 +87,6 @@ class OfTorchModule:
             f"{kind.__name__} has no {self._name!r}: it is a NumPy layer, which computes on the CPU in the type of its "
             f"inputs; the same layer as a torch module is {there}.{ours.__name__}"
         )
-
-    def __repr__(self) -> str:
-        return "<in mha_c.torch only>"  # what help() prints behind the name
 
 
 class Trained:
@@ -356,7 +358,7 @@ class Layer(Trained):
     # --- Printing -------------------------------------------------------------------------------
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in OF_TORCH_MODULES]
+        return [name for name in super().__dir__() if name not in OF_TORCH_MODULES or hasattr(self, name)]
 
     def _children(self) -> Iterable[tuple[str, Any]]:
         return self._linears.items()

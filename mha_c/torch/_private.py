@@ -127,8 +127,10 @@ def leave_to_python(package: str) -> None:
 def _functions_of(place: Any, package: str) -> Iterator[Any]:
     """The functions of a module or class, also those of methods and properties, and those inside decorators."""
     for value in list(vars(place).values()):
-        parts = value, *(getattr(value, name, None) for name in ("__func__", "fget", "fset", "__wrapped__"))
+        parts = [value]
         for part in parts:
+            inside = (getattr(part, name, None) for name in ("__func__", "fget", "fset", "__wrapped__"))
+            parts += [each for each in inside if each is not None]
             if isinstance(part, FunctionType) and part.__module__.split(".")[0] == package:
                 yield part
         if isinstance(value, type) and value.__module__ == getattr(place, "__module__", place.__name__):
@@ -167,7 +169,7 @@ else:
         return bool(device == "cuda" and torch.is_autocast_enabled())
 
 
-# On any device: False in a fifth of the time that the question about one takes, which each call of a layer would ask.
+# Whether autocast may be on for the CPU: asked of all devices at once, where torch can, in a fifth of the time.
 autocasting_anywhere: Any = _found("torch._C._is_any_autocast_enabled") or autocasting
 
 if _found("torch.Tensor.is_cpu"):
@@ -302,7 +304,7 @@ def quick_apply(function: type[Function]) -> Any:
     long as a small layer, backward 1 % of a training step.  Without these names they are called.
     """
     node: Any = getattr(function, "_backward_cls", None)
-    if getattr(node, "apply", None) is not None:
+    if node is not None and _found("torch.autograd.function.BackwardCFunction.apply"):
         node.apply = function.backward
     return getattr(super(Function, function), "apply", function.apply)
 

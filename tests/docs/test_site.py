@@ -13,6 +13,7 @@ import pytest
 import children
 import mha_c
 import needs
+from mha_c._layer.module import OfTorchModule
 
 pytest_plugins = ["browser_fixtures"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,8 +142,7 @@ def attributes(kind):
     every nn.Module left out."""
     found = set()
     for base in [base for base in kind.__mro__ if base.__module__.startswith("mha_c")]:
-        # Not those of torch's modules, which can only be read to be told where they are.
-        own = {name: value for name, value in vars(base).items() if hasattr(base, name)}
+        own = {name: value for name, value in vars(base).items() if not isinstance(value, OfTorchModule)}
         found |= {name for name, value in own.items() if not hasattr(value, "__get__") or is_data(value)}
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         for node in ast.walk(body):

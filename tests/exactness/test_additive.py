@@ -20,7 +20,7 @@ def each_alone(q, k, v, w_v):
 @pytest.mark.parametrize("n_queries", [2, 7, 30])
 @pytest.mark.parametrize("depth", [1, 8, 24, 61])
 def test_queries_alone(n_queries, depth, isa, dtype, rng):
-    """Alone, its keys' exponentials are taken in registers; beside others they are stored; large numbers take tanh."""
+    """Alone or beside others, by exponentials or, where numbers are large, by tanh."""
     q, k = (3 * rng.standard_normal((2, n, depth)).astype(dtype) for n in (n_queries, 23))
     q[:, 1, depth // 2], k[:, 5, depth - 1], k[:, 14, 0] = 11, -40, 1e30
     v, w_v = rng.standard_normal((2, 23, 6)).astype(dtype), rng.standard_normal(depth).astype(dtype)

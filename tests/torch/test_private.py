@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import children
+import mha_c.torch
 import needs
+from mha_c.torch._call.autograd import LayerFunction
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKE_AWAY = """
@@ -83,6 +85,7 @@ with torch.autocast("cpu", torch.bfloat16):
     assert layer(x, x, x).dtype is torch.bfloat16
 """,
     "torch._C._is_any_autocast_enabled": """
+assert _private.autocasting_anywhere is _private.autocasting
 with torch.autocast("cpu", torch.bfloat16):
     assert layer(x, x, x).dtype is torch.bfloat16
 """,
@@ -205,3 +208,10 @@ def test_names_of_torchs_own_stand_in_one_module():
         if path.name != "_private.py":
             code = re.sub(r'"""[\s\S]*?"""|#[^\n]*|"[^"\n]*"', "", path.read_text())
             assert private.findall(code) == [], path.name
+
+
+def test_autograd_calls_backward_itself():
+    x = torch.randn(2, 3, 8)
+    for layer in mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), mha_c.torch.DotProductAttention(0.0):
+        out = layer(x, x, x.requires_grad_())
+        assert type(out.grad_fn).apply is LayerFunction.backward
