@@ -34,6 +34,10 @@ check_every_task_once(watch *w)
 #if defined(MHA_NO_THREADS)
     check(seen == 1, "without threads the caller does everything");
 #else
+    for (int i = 0; i < 1000 && (seen & ~1u) == 0; i++) { /* where other programs keep all cores busy, they come late */
+        ok &= runs_right(w, 64, 4, 100000);
+        seen |= atomic_load(&w->workers_seen);
+    }
     check((seen & ~1u) != 0, "workers do take part");
 #endif
     for (int i = 0; i < (WITH_TSAN ? 500 : 5000); i++) {
