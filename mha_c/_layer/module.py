@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, TypeVar
 
 import numpy as np
@@ -76,9 +77,8 @@ class OfTorchModule:
         self.__doc__ = "In mha_c.torch only."  # what help() prints below the name
 
     def __get__(self, layer: Any, kind: type) -> Any:
-        behind = super(Layer, kind if layer is None else layer)  # a base that a user lists behind ours may have one
-        if hasattr(behind, self._name):
-            return getattr(behind, self._name)
+        with suppress(AttributeError):  # a base that a user lists behind ours may have one
+            return getattr(super(Layer, kind if layer is None else layer), self._name)
         ours = next(base for base in kind.__mro__ if base.__module__.startswith("mha_c."))
         there = "mha_c.torch.variants" if ours.__module__ == "mha_c.variants" else "mha_c.torch"
         if self._name == "forward":
