@@ -9,6 +9,23 @@
 
 /* --- Forward --------------------------------------------------------------------------------- */
 
+/* The output lies in memory as q does, that of a tensor: where heads are columns of a row, joining them copies nothing.
+ */
+static void
+new_output(mha_py_call *call, const mha_py_attention *attention, mha_py_array *out)
+{
+    const mha_py_array *q = &attention->q;
+    const npy_intp *dims = attention->out_shape;
+    const size_t row = (size_t)dims[1] * (size_t)dims[3]; /* unsigned: may wrap, if the size is refused */
+    const npy_intp heads_as_columns[] = {(npy_intp)(row * (size_t)dims[2]), dims[3], (npy_intp)row, 1};
+
+    if (call->has_tensors && q->rank == 4 && q->stride[1] < q->stride[2]) {
+        mha_py_new_strided(call, "the output", 4, dims, heads_as_columns, q->type, out);
+    } else {
+        mha_py_new_result(call, "the output", q->rank, dims, q->type, out);
+    }
+}
+
 /* Each result as the caller gets it: (out, weights, lse[, (row_max, row_sum)]), None for what was not asked for. */
 PyObject *
 py_attention_forward(mha_py_call *call, PyObject *const *values)
@@ -25,7 +42,7 @@ py_attention_forward(mha_py_call *call, PyObject *const *values)
     const int rank = attention.q.rank, type = attention.q.type;
     const npy_intp *scores = attention.scores;
     mha_py_array results[N_RESULTS] = {{0}};
-    mha_py_new_result(call, "the output", rank, attention.out_shape, type, &results[OF_OUT]);
+    new_output(call, &attention, &results[OF_OUT]);
     if (weights) {
         mha_py_new_result(call, "weights", rank, scores, type, &results[OF_WEIGHTS]);
     }

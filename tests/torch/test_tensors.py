@@ -301,6 +301,21 @@ def large(seed, length=256):
     return mt.functional.dot_product_attention(q, *torch.randn(2, 1, 2, 4, 64, generator=generator))
 
 
+@pytest.mark.parametrize("scores", ["dot", "additive"])
+@pytest.mark.parametrize("v_size", [8, 3])
+def test_the_output_lies_in_memory_as_the_queries_do(scores, v_size):
+    """As that of torch's own function: a model joins the heads by a view."""
+    x, k, v, w_v = leaves((2, 5, 3, 8), (2, 1, 7, 8), (2, 1, 7, v_size), (8,))
+    f = mt.functional
+    call = f.dot_product_attention if scores == "dot" else lambda *qkv: f.additive_attention(*qkv, w_v)
+    turned, dense = call(x.transpose(1, 2), k, v), call(x.transpose(1, 2).contiguous(), k, v)
+    assert torch.equal(turned, dense) and dense.is_contiguous()
+    joined = turned.transpose(1, 2)
+    assert joined.is_contiguous() and joined.flatten(2)._base is not None
+    grads = [torch.autograd.grad(out.square().sum(), (x, k, v)) for out in (turned, dense)]
+    assert all(map(torch.equal, *grads))
+
+
 def test_memory_of_large_results_is_kept_for_the_next():
     used = [large(0) for _ in range(128)]  # whatever blocks others have left
     first, copy = large(1), large(1).clone()  # the inner result of the second call is gone
