@@ -46,6 +46,11 @@ def exporting() -> bool:
     return is_exporting() or tracing_state() is not None
 
 
+def recorded_or_transformed() -> bool:
+    """Whether a call is more than its numbers: inside a compiler, an exporter, torch.func or forward-mode AD."""
+    return is_compiling() or exporting() or in_transform()
+
+
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
 
 

@@ -13,8 +13,7 @@ from .._arguments.arrays import check_features
 from .._arguments.calls import refuses_at_the_call
 from ._call.records import AttentionCall
 from ._heads import AttendsHeads
-from ._private import in_transform
-from ._tensors import FLOATS, check_inputs, elsewhere, exporting, is_compiling
+from ._tensors import FLOATS, check_inputs, elsewhere, recorded_or_transformed
 from ._twins import twin
 
 
@@ -192,7 +191,7 @@ def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     less.  Compilers, exporters and transforms follow those six.
     """
     cos, sin = (part[: x.shape[-2]] for part in turn)
-    if x.dtype in FLOATS and not (elsewhere(x) or exporting() or is_compiling() or in_transform()):
+    if x.dtype in FLOATS and not (elsewhere(x) or recorded_or_transformed()):
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin).to(pairs.dtype)).flatten(-2)
     first, second = x[..., 0::2], x[..., 1::2]

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import functional as ours
-from .._private import FakeTensor, checkpointing, in_mode, in_transform
-from .._tensors import FLOATS, PLAIN, autocasting, exporting, is_compiling
+from ..._arguments import scalars
+from .._call.attention import attend
+from .._call.records import AttentionCall, AttentionTensors
+from .._private import FakeTensor, autocasting_anywhere, checkpointing, on_cpu, watched
+from .._tensors import FLOATS, PLAIN
 from .operands import Operands
 
 Note = Callable[..., None]  # (kind, operands, causal, mask)
@@ -28,17 +30,22 @@ def has_numbers(x: Any) -> bool:
     return isinstance(x, Tensor) and not (x.is_nested or x.is_meta or isinstance(x, FakeTensor))
 
 
+def _may_go_to_core(x: Any) -> bool:
+    """Whether it is a tensor that the core can read, of whatever type."""
+    return type(x) in PLAIN and on_cpu(x) and x.layout is torch.strided and not x.is_nested
+
+
 def scaled_dot_product_attention(note: Note, by_core: bool, function: Any, *args: Any, **options: Any) -> Any:
     """F.scaled_dot_product_attention."""
-    if in_transform() or exporting() or is_compiling():
-        return function(*args, **options)
     call = _ScaledCall(*args, **options)
     if not call.is_known():
         return function(*args, **options)
     q, k, v, mask = call.with_four_axes()
     keep, bias = (mask, None) if mask is not None and mask.dtype is torch.bool else (None, mask)
     if by_core and call.suits_core():
-        out = call.in_layout_of_q(attended(q, k, v, keep, bias, call.causal, call.scale, _of_empty_rows()))
+        out = attended(q, k, v, keep, bias, call.causal, call.scale)
+        if call.q.dim() != 4:
+            out = out.reshape(*call.q.shape[:-1], out.shape[-1])
     else:
         out = function(*args, **options)
     corner = "top_left" if call.causal else False
@@ -56,18 +63,18 @@ class _ScaledCall:
     ) -> None:  # fmt: skip
         self.q, self.k, self.v, self.mask, self.causal, self.scale = query, key, value, attn_mask, is_causal, scale
         self.dropout, self.grouped, self.unknown = dropout_p, enable_gqa, unknown
+        self.tensors = [query, key, value] if attn_mask is None else [query, key, value, attn_mask]
+        self.for_core = all(map(_may_go_to_core, self.tensors))
 
     def is_known(self) -> bool:
         """Whether it is a call that torch does not refuse, of dense tensors."""
-        tensors = [x for x in (self.q, self.k, self.v, self.mask) if x is not None]
-        if self.unknown or not all(map(has_numbers, tensors)):
+        if self.unknown or not (self.for_core or all(map(has_numbers, self.tensors))):
             return False
-        q, k, v = self.q.shape, self.k.shape, self.v.shape
-        if not (len(q) == len(k) == len(v) >= 2 and q[-1] == k[-1] and k[-2] == v[-2]):
+        q, k = self.q.shape, self.k.shape
+        if not (len(q) == len(k) >= 2 and q[-1] == k[-1] and q[:-3] == k[:-3] and k[:-1] == self.v.shape[:-1]):
             return False
-        leading = q[:-3] == k[:-3] == v[:-3] and k[:-2] == v[:-2]
         heads = len(q) == 2 or q[-3] == k[-3] or bool(self.grouped and k[-3] and q[-3] % k[-3] == 0)
-        return bool(leading and heads) and (self.mask is None or self._mask_fits())
+        return heads and (self.mask is None or self._mask_fits())
 
     def _mask_fits(self) -> bool:
         scores = (*self.q.shape[:-1], self.k.shape[-2])
@@ -76,12 +83,11 @@ class _ScaledCall:
 
     def suits_core(self) -> bool:
         """Whether the core can take it, as torch would compute it."""
-        numbers = [x for x in (self.q, self.k, self.v, self.mask) if x is not None]
-        plain = all(type(x) in PLAIN and x.layout is torch.strided and x.device.type == "cpu" for x in numbers)
-        one_type = all(x.dtype is self.q.dtype or (x is self.mask and x.dtype is torch.bool) for x in numbers)
-        of_both = self.causal and self.mask is not None  # some versions of torch refuse this
-        usual = self.q.dtype in FLOATS and not (self.dropout or of_both)
-        return plain and one_type and usual and _core_may_compute()
+        dtype, mask = self.q.dtype, self.mask
+        one_type = dtype in FLOATS and self.k.dtype is self.v.dtype is dtype
+        if mask is not None:
+            one_type = one_type and not self.causal and mask.dtype in (dtype, torch.bool)  # some torch refuses both
+        return self.for_core and one_type and not self.dropout and _core_may_compute()
 
     def with_four_axes(self) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor]]:
         """q, k, v and the mask as (B, H, rows, .): axes before that of heads become one."""
@@ -96,13 +102,6 @@ class _ScaledCall:
                 mask = mask.expand(*self.q.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
         return q, k, v, mask
 
-    def in_layout_of_q(self, out: Tensor) -> Tensor:
-        """The result as torch gives it: its axes lie in memory as those of q, so that a model's `view` works."""
-        q = self.q
-        if q.dim() == 4 and q.stride(1) < q.stride(2):
-            out = out.transpose(1, 2).contiguous().transpose(1, 2)
-        return out if out.dim() == q.dim() else out.reshape(*q.shape[:-1], out.shape[-1])
-
 
 def _with_four_axes(x: Tensor) -> Tensor:
     if x.dim() == 4:
@@ -113,21 +112,23 @@ def _with_four_axes(x: Tensor) -> Tensor:
 
 
 def attended(
-    q: Tensor, k: Tensor, v: Tensor, keep: Optional[Tensor], bias: Optional[Tensor], causal: bool,
-    scale: Optional[float], of_empty_rows: float,
+    q: Tensor, k: Tensor, v: Tensor, keep: Optional[Tensor], bias: Optional[Tensor], causal: bool = False,
+    scale: Optional[float] = None,
 ) -> Tensor:  # fmt: skip
-    """Attention by the core; queries that see no key get `of_empty_rows`."""
-    options: Any = {"keep_mask": keep, "bias": bias, "causal": "top_left" if causal else False, "scale": scale}
-    if of_empty_rows == 0 or (keep is None and bias is None):
-        return ours.dot_product_attention(q, k, v, **options)
-    out, lse = ours.dot_product_attention(q, k, v, return_lse=True, **options)
-    return torch.where(torch.isneginf(lse)[..., None], of_empty_rows, out)
+    """Attention by the core; queries that see no key get what this torch gives them."""
+    scale = scalars.scale(scale, q.dtype is torch.float32)
+    marks_empty = not (keep is None and bias is None) and _of_empty_rows() != 0
+    call = AttentionCall(causal="top_left" if causal else None, scale=scale, return_lse=marks_empty)
+    found = attend(call, AttentionTensors(q, k, v, None, keep, bias))
+    if found.lse is None:
+        return found.out
+    return torch.where(torch.isneginf(found.lse)[..., None], _of_empty_rows(), found.out)
 
 
 def _core_may_compute() -> bool:
     """Not where another mode wants to see torch's operations, and not in a part of a model that is computed again in
     the backward pass, which would then have to be under the same watch."""
-    return not (autocasting() or in_mode() or (torch.is_grad_enabled() and checkpointing()))
+    return not (autocasting_anywhere() or watched() or (torch.is_grad_enabled() and checkpointing()))
 
 
 @functools.lru_cache(maxsize=1)
@@ -152,7 +153,7 @@ DEFAULTS = {"training": True, "need_weights": True, "average_attn_weights": True
 def multi_head_attention_forward(note: Note, by_core: bool, function: Any, *args: Any, **options: Any) -> Any:
     """F.multi_head_attention_forward, which nn.MultiheadAttention and torch's Transformer layers call."""
     given = {**DEFAULTS, **dict(zip(PARAMETERS, args)), **options}
-    if in_transform() or exporting() or is_compiling() or not _MultiheadCall.knows(given):
+    if not _MultiheadCall.knows(given):
         return function(*args, **options)
     call = _MultiheadCall(given)
     if by_core and call.suits_core():
@@ -204,7 +205,7 @@ class _MultiheadCall:
         names = ("query", "key", "value", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         numbers = [given[name] for name in names if given.get(name) is not None]
         dtype = numbers[0].dtype
-        plain = all(type(x) in PLAIN and x.device.type == "cpu" and x.dtype is dtype for x in numbers)
+        plain = all(_may_go_to_core(x) and x.dtype is dtype for x in numbers)
         extended = given["bias_k"] is not None or given["add_zero_attn"]
         dropped = given["training"] and given["dropout_p"] > 0
         return plain and dtype in FLOATS and not (extended or dropped) and _core_may_compute()
@@ -267,16 +268,16 @@ class _MultiheadCall:
         assert self.v is not None
         weights = None
         if given["need_weights"]:
-            out, weights = ours.dot_product_attention(
-                self.q, self.k, self.v, keep_mask=self.keep, bias=self.bias, return_weights=True
-            )
+            tensors = AttentionTensors(self.q, self.k, self.v, None, self.keep, self.bias)
+            out, weights, _ = attend(AttentionCall(return_weights=True), tensors)
+            assert weights is not None
             if self.keep is not None or self.bias is not None:
                 empty = ~(weights > 0).any(-1, keepdim=True) & ~weights.isnan().any(-1, keepdim=True)
                 out, weights = (torch.where(empty, math.nan, x) for x in (out, weights))
             if given["average_attn_weights"]:
                 weights = weights.mean(1)
         else:
-            out = attended(self.q, self.k, self.v, self.keep, self.bias, False, None, _of_empty_rows())
+            out = attended(self.q, self.k, self.v, self.keep, self.bias)
         out = out.permute(2, 0, 1, 3).flatten(2)
         out = F.linear(out, given["out_proj_weight"], given["out_proj_bias"])
         if self.batched:

@@ -6,8 +6,9 @@ Nothing is put into the model for this.  A hook on each module would make torch'
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any, Optional
+from typing import Optional
 
 from torch import nn
 
@@ -19,16 +20,17 @@ class Names:
     """
 
     def __init__(self, model: Optional[nn.Module]) -> None:
-        self._model = model
         self._of_model: dict[nn.Module, dict[nn.Module, str]] = {}
+        self.of_given = None if model is None else self._named(model)  # {module: name}
 
     def of_caller(self) -> Optional[str]:
         """The name of the module that is calling, as in named_modules; None where none of the model's is."""
-        callers = _callers(None if self._model is None else self._named(self._model))
-        if not callers:
-            return "" if self._model is None else None
-        names = self._named(callers[-1] if self._model is None else self._model)
-        return next((names[module] for module in callers if module in names), None)
+        callers: Iterable[nn.Module] = _callers()
+        names = self.of_given
+        if names is None:
+            callers = list(callers)
+            names = self._named(callers[-1]) if callers else None
+        return "" if names is None else next((names[module] for module in callers if module in names), None)
 
     def _named(self, model: nn.Module) -> dict[nn.Module, str]:
         found = self._of_model.get(model)
@@ -37,17 +39,13 @@ class Names:
         return found
 
 
-def _callers(wanted: Any) -> list[nn.Module]:
-    """The modules whose methods are running, the innermost first; if some are wanted, up to the first of these."""
-    found: list[nn.Module] = []
-    frame: Optional[FrameType] = sys._getframe(2)
+def _callers() -> Iterator[nn.Module]:
+    """The modules whose methods are running, the innermost first."""
+    frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":  # reading the variables of a frame takes a microsecond
             owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and not (found and owner is found[-1]):
-                found.append(owner)
-                if wanted is not None and owner in wanted:
-                    return found
+            if isinstance(owner, nn.Module):
+                yield owner
         frame = frame.f_back
-    return found

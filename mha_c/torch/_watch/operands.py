@@ -34,7 +34,7 @@ class Operands(NamedTuple):
         **options: Any,
     ) -> Operands:  # fmt: skip
         """`options` are other keywords of mha_c.functional; None and False leave them out."""
-        keep_mask, bias = (_own_if_unversioned(x) for x in (keep_mask, bias))
+        keep_mask, bias = _own_if_unversioned(keep_mask), _own_if_unversioned(bias)
         valid_lens = copied(torch.as_tensor(valid_lens)) if valid_lens is not None else None
         others = {
             name: copied(x) if isinstance(x, Tensor) else x

@@ -8,14 +8,15 @@ a `__call__` of their classes.  All that is there while one watches at least, an
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable
+from collections.abc import Iterable
+from typing import Any, Callable, Optional
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from .. import functional as ours
-from .._private import in_transform
-from .._tensors import exporting, is_compiling
+from .._tensors import recorded_or_transformed
 from . import functions, modules
 from .operands import Operands
 
@@ -38,14 +39,17 @@ _NOTHING = object()
 _n_watching = 0  # in all threads
 
 
-def begin(one: Any) -> None:
-    """From now on `one` is told of calls in this thread."""
+def begin(one: Any, within: Optional[Iterable[nn.Module]]) -> None:
+    """From now on `one` is told of calls in this thread.
+
+    within   the modules whose calls it wants, or None: of all
+    """
     global _n_watching
     with _lock:
         _n_watching += 1
         if _n_watching == 1:
             _put_ours()
-        _put_classes(one.model)
+        _put_classes(within)
     if Mode is not None and not _local.watching:
         _local.mode = _Watching()
         _local.mode.__enter__()
@@ -82,6 +86,8 @@ if Mode is not None:
 
 
 def _handled(handler: Any, function: Any, args: Any, options: Any) -> Any:
+    if recorded_or_transformed():
+        return function(*args, **options)
     by_core = all(one.compute == "core" for one in _local.watching)
     _local.handling = True
     try:
@@ -115,14 +121,14 @@ def _put_ours() -> None:
         _place(torch.overrides, "has_torch_function", lambda tensors: bool(_local.watching) or overridden(tensors))
 
 
-def _put_classes(model: Any) -> None:
-    for kind in modules.classes_of_the_book(model):
+def _put_classes(within: Optional[Iterable[nn.Module]]) -> None:
+    for kind in modules.classes_of_the_book(within):
         if not any(owner is kind for owner, _, _ in _put):
             _place(kind, "__call__", _noting_call(kind.__call__))
 
 
 def _is_to_note() -> bool:
-    return bool(_local.watching) and not (_local.handling or is_compiling() or exporting() or in_transform())
+    return bool(_local.watching) and not (_local.handling or recorded_or_transformed())
 
 
 def _in_place_of(function: Any, handler: Any) -> Any:

@@ -15,7 +15,7 @@ from .._call.autograd import HeadsSource
 from .._call.records import Attended, AttentionCall, AttentionTensors
 from .._call.scored import Computed, Scored
 from .._private import in_transform, of_all_examples, unflatten, written_down
-from .._tensors import PLAIN, elsewhere, exporting, is_compiling, optional_tensor
+from .._tensors import PLAIN, elsewhere, exporting, is_compiling, optional_tensor, recorded_or_transformed
 from .lazy import Recipe, with_heads
 
 
@@ -83,7 +83,7 @@ class Last:
     def _passes(self) -> bool:
         """Whether no tensor can be kept: in compilers, exporters and transforms, and with fake tensors."""
         one = self.kept[0]
-        if in_transform() or is_compiling() or exporting():
+        if recorded_or_transformed():
             return True
         return isinstance(one, Tensor) and type(one) not in PLAIN
 
