@@ -114,6 +114,13 @@ def attention_weights(
 ) -> _Array:
     """Weights (B, H, Q, K), to the bit, of an earlier call with these, the usual scale and no other mask."""
 
+def copy_operands(
+    q: _Array,  # (B, H, Q, D)
+    k: _Array,  # (B, Hkv, K, D)
+    /,
+) -> Tuple[_Array, _Array]:
+    """Dense copies, for those who ask for weights later: large ones of tensors in memory that is kept for the next."""
+
 def pack_linear(weight: _Array, /) -> _Array:
     """A row-major (out_features, in_features) weight, packed for the active ISA: panels one below the other, of shape
     (., width of a panel), 64-byte aligned."""

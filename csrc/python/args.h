@@ -167,6 +167,8 @@ void mha_py_need_rank(mha_py_call *call, const mha_py_array *array, int rank, co
 void mha_py_need_shape(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *dims);
 
 mha_operand mha_py_operand(const mha_py_array *array);
+/* Copies rows, which lie `stride` bytes apart, to where they lie side by side. */
+void mha_py_copy_rows(char *to, const char *from, npy_intp rows, npy_intp row_bytes, ptrdiff_t stride);
 mha_dtype mha_py_dtype(int type);
 size_t mha_py_itemsize(int type);
 PyObject *mha_py_or_none(const void *array);            /* borrowed */
@@ -300,6 +302,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(attention_forward, 3, MHA_PY_N_ATTENTION + 5) \
     X(attention_backward, 6, MHA_PY_N_ATTENTION + 6) \
     X(attention_weights, 7, 7) \
+    X(copy_operands, 2, 2) \
     X(masked_softmax, 3, 3) \
     X(dropout_factors, 3, 3) \
     X(layer_forward, 10, 11) \

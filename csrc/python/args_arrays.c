@@ -6,6 +6,7 @@
 #include "args.h"
 
 #include <stdint.h>
+#include <string.h>
 
 size_t
 mha_py_itemsize(int type)
@@ -131,6 +132,16 @@ mha_py_operand(const mha_py_array *array)
                               ? array->stride[1]
                               : (ptrdiff_t)((size_t)operand.row_stride * (size_t)array->shape[array->rank - 2]);
     return operand;
+}
+
+void
+mha_py_copy_rows(char *to, const char *from, npy_intp rows, npy_intp row_bytes, ptrdiff_t stride)
+{
+    const npy_intp at_once = stride == row_bytes ? rows : 1;
+
+    for (npy_intp row = 0; row < rows && row_bytes > 0; row += at_once) {
+        memcpy(to + row * row_bytes, from + row * stride, (size_t)(at_once * row_bytes));
+    }
 }
 
 /* --- Shapes ------------------------------------------------------------------------------------ */

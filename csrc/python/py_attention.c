@@ -1,6 +1,6 @@
 /*
  * py_attention.c: attention_forward, attention on q, k and v as given, and attention_backward, its gradients;
- * attention_weights, masked_softmax and dropout_factors.
+ * attention_weights and copy_operands, masked_softmax and dropout_factors.
  *
  * The backward call takes what the forward call took and returned, and checks it all again.
  * SPDX-License-Identifier: BSD-3-Clause
@@ -179,6 +179,50 @@ py_attention_weights(mha_py_call *call, PyObject *const *given)
     attention.args.weights = mha_py_numbers(&weights);
     mha_py_detach(call, attention.work);
     return mha_py_finish(call, attention.args.heads == 0 ? MHA_OK : mha_attention_weights(&attention.args), &weights);
+}
+
+/* A dense copy of q, or k. */
+static void
+copy_operand(const mha_py_array *from, const mha_py_array *to)
+{
+    const npy_intp *shape = from->shape, itemsize = (npy_intp)mha_py_itemsize(from->type);
+    char *copy = mha_py_numbers(to);
+
+    for (npy_intp b = 0; b < shape[0] && mha_py_count(to) > 0; b++) {
+        for (npy_intp h = 0; h < shape[1]; h++) {
+            const char *rows = (const char *)from->data + (b * from->stride[0] + h * from->stride[1]) * itemsize;
+
+            mha_py_copy_rows(copy, rows, shape[2], shape[3] * itemsize, from->stride[2] * itemsize);
+            copy += shape[2] * shape[3] * itemsize;
+        }
+    }
+}
+
+PyObject *
+py_copy_operands(mha_py_call *call, PyObject *const *values)
+{
+    enum { Q, K, N_COPIES };
+    static const char *const names[N_COPIES] = {"q", "k"};
+    mha_py_array given[N_COPIES] = {{0}}, copies[N_COPIES] = {{0}};
+    double numbers = 0;
+
+    for (int i = Q; i < N_COPIES; i++) {
+        mha_py_take(call, values[i], names[i], MHA_PY_ROWS, i == Q ? NULL : &given[Q], &given[i]);
+        mha_py_need_rank(call, &given[i], 4, "(B, H, rows, D)");
+    }
+    for (int i = Q; i < N_COPIES; i++) {
+        mha_py_new_result(call, names[i], 4, given[i].shape, given[i].type, &copies[i]);
+        numbers += call->failed ? 0 : mha_py_count(&copies[i]);
+    }
+    if (call->failed) {
+        return NULL;
+    }
+    mha_py_detach(call, numbers);
+    for (int i = Q; i < N_COPIES; i++) {
+        copy_operand(&given[i], &copies[i]);
+    }
+    mha_py_attach(call, MHA_OK);
+    return mha_py_answers(call, copies, N_COPIES);
 }
 
 /* --- The book's function, and dropout ------------------------------------------------------------ */

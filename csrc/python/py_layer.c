@@ -81,12 +81,8 @@ use_copy(const mha_py_layer *layer, mha_py_array *array, PyArrayObject *kept)
         const char *from = (const char *)array->data + b * array->stride[0] * itemsize;
         char *to = (char *)PyArray_DATA(kept) + b * rows * features * itemsize;
         const npy_intp seen = array == &layer->keys ? seen_rows(layer, b) : rows;
-        const npy_intp at_once = array->stride[1] == features ? seen : 1;
 
-        for (npy_intp row = 0; row < seen; row += at_once) {
-            memcpy(to + row * features * itemsize, from + row * array->stride[1] * itemsize,
-                   (size_t)(at_once * features * itemsize));
-        }
+        mha_py_copy_rows(to, from, seen, features * itemsize, array->stride[1] * itemsize);
     }
     array->data = PyArray_DATA(kept);
     array->stride[0] = rows * features;

@@ -89,7 +89,7 @@ def test_what_is_no_array_is_a_type_error(argument, other):
         call(other)
 
 
-@pytest.mark.parametrize("argument", ["k", "v", "w_v", "bias", "keys", "values", "layer's w_v"])
+@pytest.mark.parametrize("argument", ["k", "v", "w_v", "bias", "keys", "values", "layer's w_v", "copied k"])
 def test_mixed_types_are_named_both(argument):
     call, good = ARRAYS[argument]
     first = "queries" if argument in ("keys", "values", "layer's w_v") else "q"
@@ -107,6 +107,10 @@ def test_weights_of_another_type_are_refused():
 # --- Shapes ---------------------------------------------------------------------------------------------------
 
 SHAPES = {
+    "copied k rank 3": (
+        lambda: _core.copy_operands(numbers(B, 2, Q, D), numbers(B, K, D)),
+        r"k has shape \(2, 6, 4\) \(rank 3\), expected rank 4: \(B, H, rows, D\)",
+    ),
     "q rank 2": (lambda: attention(q=numbers(Q, D)), r"q has shape \(4, 4\) \(rank 2\), expected rank 3: \(B, Q, D\)"),
     "q rank 0": (lambda: attention(q=ones(dtype=F32)), r"q has shape \(\) \(rank 0\)"),
     "q rank 5": (lambda: attention(q=numbers(1, 1, 1, 1, 1)), r"q has shape \(1, 1, 1, 1, 1\) \(rank 5\)"),

@@ -110,6 +110,15 @@ def test_zero_sizes(zero, dtype):
     assert np.all(out == 0) or k
 
 
+@pytest.mark.parametrize("zero", ["", *"bhqkd", "bhqkd"])
+def test_copies_of_operands(zero, dtype):
+    b, h, q, k, d = (0 if name in zero else size for name, size in zip("bhqkd", (2, 3, 4, 6, 5)))
+    given = numbers(b, q, h, d, dtype=dtype).swapaxes(1, 2), numbers(b, 1, k, d, dtype=dtype)
+    for copy, x in zip(_core.copy_operands(*given), given):
+        assert np.array_equal(copy, x) and copy.dtype == x.dtype and copy.flags.c_contiguous
+        assert not np.shares_memory(copy, x)
+
+
 @pytest.mark.parametrize("zero", ["b", "q", "k", "d", "v", "bqkdv"])
 def test_zero_sizes_of_layers(zero, dtype):
     b, q, k, d, v = (0 if name in zero else size for name, size in zip("bqkdv", (2, 30, 40, 4, 3)))
@@ -134,6 +143,7 @@ def empty(*shape):
         lambda: attention(q=huge(1, 2**40, 1), k=huge(1, 2**40, 1), v=huge(1, 2**40, 1), return_weights=True),
         lambda: attention(q=huge(2**30, 2**30, 1), k=huge(2**30, 2**30, 1), v=huge(2**30, 2**30, 1)),
         lambda: plain_layer(queries=huge(1, 2**40, 2), keys=huge(1, 2**40, 2), values=huge(1, 2**40, 2)),
+        lambda: _core.copy_operands(huge(2**20, 2**20, 2**20, 4), huge(1, 1, 1, 4)),
         lambda: linear(huge(2**55, 5), projection(8, 5)),
         lambda: softmax(huge(2**20, 2**20, 2**10)),
     ],
@@ -149,6 +159,8 @@ def test_huge_shapes_fail_fast(call):
         ((MANY, 1, 0), lambda n: _core.attention_forward(empty(n, 1, 0), empty(n, 0, 0), empty(n, 0, 0))),
         ((1, MANY, 0), lambda n: _core.attention_forward(empty(1, n, 0), empty(1, 1, 0), empty(1, 1, 0))),
         ((MANY, 0, 3), lambda n: _core.attention_forward(empty(n, 0, 3), empty(n, 0, 3), empty(n, 0, 3))),
+        ((1, MANY, 0, 3), lambda n: _core.copy_operands(empty(1, n, 0, 3), empty(1, 1, 0, 3))),
+        ((1, 2, MANY, 0), lambda n: _core.copy_operands(empty(1, 2, n, 0), empty(1, 2, n, 0))),
         ((MANY, 0, 4), lambda n: softmax(empty(n, 0, 4))),
         ((MANY, 4, 0), lambda n: softmax(empty(n, 4, 0))),
         ((MANY, 0), lambda n: linear(empty(n, 0), (_core.pack_linear(empty(0, 0)), None, (0, 0)))),

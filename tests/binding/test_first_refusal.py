@@ -28,6 +28,7 @@ GOOD = {
     "attention_forward": (*ATTENTION, True, True, True, (0, 0, 0, 0), TERMS),
     "attention_backward": (OUT, OUT, STATS, *ATTENTION, True, (0, 0, 0, 0), TERMS),
     "attention_weights": (*(x[:, None] for x in QKV[:2]), None, None, *(x[:, None] for x in STATS), "zero"),
+    "copy_operands": (numbers(B, 2, Q, D), numbers(B, 1, K, D)),
     "explain_attention": (*ATTENTION, True, True, TERMS),
     "masked_softmax": (numbers(B, Q, K), np.array([3, 2]), "zero"),
     "dropout_factors": (numbers(B, 2, Q, K), 0.5, 3),

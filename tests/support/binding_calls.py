@@ -98,6 +98,8 @@ ARRAYS = {  # every argument that is an array of numbers: how to call with it, a
     "values": (lambda x: layer(values=x), numbers(B, K, 3)),
     "layer's w_v": (lambda x: plain_layer(w_v=x), numbers(5)),
     "weight": (lambda x: _core.pack_linear(x), numbers(8, 5)),
+    "copied q": (lambda x: _core.copy_operands(x, numbers(B, 1, K, D)), numbers(B, H, Q, D)),
+    "copied k": (lambda x: _core.copy_operands(numbers(B, H, Q, D), x), numbers(B, 1, K, D)),
     "X": (lambda x: softmax(x), numbers(B, Q, K)),
     "linear's x": (lambda x: linear(x), numbers(2, 3, 5)),
 }

@@ -316,6 +316,14 @@ def test_the_output_lies_in_memory_as_the_queries_do(scores, v_size):
     assert all(map(torch.equal, *grads))
 
 
+def test_memory_of_large_copies_is_kept_too():
+    q, k = torch.ones(1, 2, 256, 64), torch.ones(1, 2, 257, 64)
+    used = [_core.copy_operands(q, k) for _ in range(64)]  # whatever blocks others have left
+    places = {x.data_ptr() for x in _core.copy_operands(q, k)}
+    others = [torch.empty(2 * rows * 64) for rows in range(250, 270)]  # malloc has nothing of theirs left
+    assert {x.data_ptr() for x in _core.copy_operands(q, k)} == places and len(used) + len(others) == 84
+
+
 def test_memory_of_large_results_is_kept_for_the_next():
     used = [large(0) for _ in range(128)]  # whatever blocks others have left
     first, copy = large(1), large(1).clone()  # the inner result of the second call is gone

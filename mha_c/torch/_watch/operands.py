@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._arguments.options import core_options
+from ..._core import copy_operands
 from ..._summary import Given, Scores
 from .._tensors import HALVES
 from ..summary import on_cpu
@@ -42,7 +43,11 @@ class Operands(NamedTuple):
             if x is not None and x is not False
         }
         w_v = None if w_v is None else copied(w_v)
-        return cls(copied(q), copied(k), w_v, valid_lens, keep_mask, bias, others, versions_of(keep_mask, bias))
+        try:
+            q, k = copy_operands(q, k)
+        except (BufferError, TypeError):  # not what the core reads: of 16 bits, on another device
+            q, k = copied(q), copied(k)
+        return cls(q, k, w_v, valid_lens, keep_mask, bias, others, versions_of(keep_mask, bias))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
