@@ -9,8 +9,7 @@
 
 /* --- Forward --------------------------------------------------------------------------------- */
 
-/* The output lies in memory as q does, that of a tensor: where heads are columns of a row, joining them copies nothing.
- */
+/* Where the heads of q, a tensor, are columns of its rows, those of the output are, too: joining them copies nothing. */
 static void
 new_output(mha_py_call *call, const mha_py_attention *attention, mha_py_array *out)
 {
@@ -19,7 +18,7 @@ new_output(mha_py_call *call, const mha_py_attention *attention, mha_py_array *o
     const size_t row = (size_t)dims[1] * (size_t)dims[3]; /* unsigned: may wrap, if the size is refused */
     const npy_intp heads_as_columns[] = {(npy_intp)(row * (size_t)dims[2]), dims[3], (npy_intp)row, 1};
 
-    if (call->has_tensors && q->rank == 4 && q->stride[1] < q->stride[2]) {
+    if (call->has_tensors && q->rank == 4 && q->stride[1] > 0 && q->stride[1] < q->stride[2]) {
         mha_py_new_strided(call, "the output", 4, dims, heads_as_columns, q->type, out);
     } else {
         mha_py_new_result(call, "the output", q->rank, dims, q->type, out);

@@ -80,7 +80,7 @@ class watch:
             raise RuntimeError("this watch is active already: make another one")
         self.seen = Seen()
         self._names = Names(self.model)
-        places.begin(self, self._names.of_given)
+        places.begin(self)
         return self.seen
 
     def __exit__(self, *error: object) -> None:

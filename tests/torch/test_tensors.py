@@ -15,6 +15,7 @@ import mha_c
 import mha_c.torch as mt
 import needs
 from binding_calls import assert_leaks_nothing
+from layouts import LAYOUTS
 from mha_c import _core
 from mha_c.torch import _private
 from mha_c.torch._call import autograd
@@ -304,7 +305,7 @@ def large(seed, length=256):
 @pytest.mark.parametrize("scores", ["dot", "additive"])
 @pytest.mark.parametrize("v_size", [8, 3])
 def test_the_output_lies_in_memory_as_the_queries_do(scores, v_size):
-    """As that of torch's own function: a model joins the heads by a view."""
+    """As that of torch's own function: a model joins the heads by a view.  Heads that are one are no columns."""
     x, k, v, w_v = leaves((2, 5, 3, 8), (2, 1, 7, 8), (2, 1, 7, v_size), (8,))
     f = mt.functional
     call = f.dot_product_attention if scores == "dot" else lambda *qkv: f.additive_attention(*qkv, w_v)
@@ -314,6 +315,17 @@ def test_the_output_lies_in_memory_as_the_queries_do(scores, v_size):
     assert joined.is_contiguous() and joined.flatten(2)._base is not None
     grads = [torch.autograd.grad(out.square().sum(), (x, k, v)) for out in (turned, dense)]
     assert all(map(torch.equal, *grads))
+    assert call(x[:, :, :1].transpose(1, 2).expand(2, 3, 5, 8), k, v).is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "layout", ["dense", "axes turned", "second axis first", "features strided", "rows strided", "rows apart"]
+)
+def test_copies_of_operands(layout):
+    """Whatever order the numbers have in memory."""
+    given = [torch.from_numpy(LAYOUTS[layout](x.detach().numpy())) for x in leaves((2, 3, 5, 4), (2, 1, 7, 4))]
+    for copy, x in zip(_core.copy_operands(*given), given):
+        assert torch.equal(copy, x) and copy.is_contiguous() and copy.data_ptr() != x.data_ptr()
 
 
 def test_memory_of_large_copies_is_kept_too():

@@ -278,6 +278,16 @@ def test_errors_inside_leave_nothing_behind():
 
 
 @has_function
+def test_modules_made_inside_have_their_names():
+    model, other, x = gpt(), gpt(), torch.randint(11, (1, 4))
+    with mt.watch(model) as seen:
+        model[1].append(other[1][0])
+        model(x)
+        model[1][2](torch.randn(1, 4, 32))
+    assert [call.name for call in seen.calls] == ["1.0", "1.1", "1.2", "1.2"]
+
+
+@has_function
 def test_nested_watches_see_what_is_theirs():
     model, x = gpt(), torch.randint(11, (1, 4))
     with mt.watch() as outer:

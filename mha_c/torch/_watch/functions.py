@@ -120,8 +120,9 @@ def attended(
     marks_empty = not (keep is None and bias is None) and _of_empty_rows() != 0
     call = AttentionCall(causal="top_left" if causal else None, scale=scale, return_lse=marks_empty)
     found = attend(call, AttentionTensors(q, k, v, None, keep, bias))
-    if found.lse is None:
+    if not marks_empty:
         return found.out
+    assert found.lse is not None
     return torch.where(torch.isneginf(found.lse)[..., None], _of_empty_rows(), found.out)
 
 

@@ -20,17 +20,20 @@ class Names:
     """
 
     def __init__(self, model: Optional[nn.Module]) -> None:
+        self._model = model
         self._of_model: dict[nn.Module, dict[nn.Module, str]] = {}
-        self.of_given = None if model is None else self._named(model)  # {module: name}
 
     def of_caller(self) -> Optional[str]:
         """The name of the module that is calling, as in named_modules; None where none of the model's is."""
         callers: Iterable[nn.Module] = _callers()
-        names = self.of_given
-        if names is None:
+        model = self._model
+        if model is None:
             callers = list(callers)
-            names = self._named(callers[-1]) if callers else None
-        return "" if names is None else next((names[module] for module in callers if module in names), None)
+            if not callers:
+                return ""
+            model = callers[-1]
+        names = self._named(model)
+        return next((names[module] for module in callers if module in names), None)
 
     def _named(self, model: nn.Module) -> dict[nn.Module, str]:
         found = self._of_model.get(model)
@@ -41,7 +44,7 @@ class Names:
 
 def _callers() -> Iterator[nn.Module]:
     """The modules whose methods are running, the innermost first."""
-    frame: Optional[FrameType] = sys._getframe(1)
+    frame: Optional[FrameType] = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":  # reading the variables of a frame takes a microsecond

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..._arguments.options import core_options
 from ..._core import copy_operands
 from ..._summary import Given, Scores
-from .._tensors import HALVES
+from .._tensors import FLOATS, HALVES, elsewhere
 from ..summary import on_cpu
 
 
@@ -43,11 +43,7 @@ class Operands(NamedTuple):
             if x is not None and x is not False
         }
         w_v = None if w_v is None else copied(w_v)
-        try:
-            q, k = copy_operands(q, k)
-        except (BufferError, TypeError):  # not what the core reads: of 16 bits, on another device
-            q, k = copied(q), copied(k)
-        return cls(q, k, w_v, valid_lens, keep_mask, bias, others, versions_of(keep_mask, bias))
+        return cls(*_both_copied(q, k), w_v, valid_lens, keep_mask, bias, others, versions_of(keep_mask, bias))
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -78,6 +74,15 @@ class Weights(NamedTuple):
     def source(self) -> Given:
         """The same as of `Operands`."""
         return Given(on_cpu(self.weights))
+
+
+def _both_copied(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    if q.dtype in FLOATS and not elsewhere(q):
+        try:
+            return copy_operands(q, k)
+        except (BufferError, TypeError):  # no plain memory, or another class
+            pass
+    return copied(q), copied(k)
 
 
 def copied(x: Tensor) -> Tensor:

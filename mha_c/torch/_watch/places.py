@@ -8,11 +8,9 @@ a `__call__` of their classes.  All that is there while one watches at least, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from .. import functional as ours
@@ -39,17 +37,14 @@ _NOTHING = object()
 _n_watching = 0  # in all threads
 
 
-def begin(one: Any, within: Optional[Iterable[nn.Module]]) -> None:
-    """From now on `one` is told of calls in this thread.
-
-    within   the modules whose calls it wants, or None: of all
-    """
+def begin(one: Any) -> None:
+    """From now on `one` is told of calls in this thread."""
     global _n_watching
     with _lock:
         _n_watching += 1
         if _n_watching == 1:
             _put_ours()
-        _put_classes(within)
+        _put_classes(one.model)
     if Mode is not None and not _local.watching:
         _local.mode = _Watching()
         _local.mode.__enter__()
@@ -121,8 +116,8 @@ def _put_ours() -> None:
         _place(torch.overrides, "has_torch_function", lambda tensors: bool(_local.watching) or overridden(tensors))
 
 
-def _put_classes(within: Optional[Iterable[nn.Module]]) -> None:
-    for kind in modules.classes_of_the_book(within):
+def _put_classes(model: Any) -> None:
+    for kind in modules.classes_of_the_book(model):
         if not any(owner is kind for owner, _, _ in _put):
             _place(kind, "__call__", _noting_call(kind.__call__))
 
