@@ -9,7 +9,7 @@
 
 /* --- Forward --------------------------------------------------------------------------------- */
 
-/* Where the heads of q, a tensor, are columns of its rows, those of the output are, too: joining them copies nothing. */
+/* Where the heads of q, a tensor, are columns of its rows, so are those of the output: joining them copies nothing. */
 static void
 new_output(mha_py_call *call, const mha_py_attention *attention, mha_py_array *out)
 {

@@ -80,14 +80,14 @@ class watch:
             raise RuntimeError("this watch is active already: make another one")
         self.seen = Seen()
         self._names = Names(self.model)
-        places.begin(self)
+        places.begin(self, self._names.modules())
         return self.seen
 
     def __exit__(self, *error: object) -> None:
         places.end(self)
         self._names = None
 
-    def _note(self, kind: str, made_of: Any, causal: Any, mask: Any) -> None:
-        name = self._names.of_caller()
+    def _note(self, frame: Any, kind: str, made_of: Any, causal: Any, mask: Any) -> None:
+        name = self._names.of_caller(frame)
         if name is not None:
             self.seen.calls.append(Call(name, kind, made_of, causal, mask))

@@ -281,10 +281,12 @@ def test_errors_inside_leave_nothing_behind():
 def test_modules_made_inside_have_their_names():
     model, other, x = gpt(), gpt(), torch.randint(11, (1, 4))
     with mt.watch(model) as seen:
-        model[1].append(other[1][0])
-        model(x)
-        model[1][2](torch.randn(1, 4, 32))
-    assert [call.name for call in seen.calls] == ["1.0", "1.1", "1.2", "1.2"]
+        for block in other[1]:
+            model[1].append(block)
+            model(x)
+        model[1][3](torch.randn(1, 4, 32))
+        other(x)
+    assert [call.name for call in seen.calls] == [f"1.{i}" for i in (0, 1, 2, 0, 1, 2, 3, 3, 2, 3)]
 
 
 @has_function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Optional, Union
 
 import torch
@@ -17,10 +17,10 @@ BOOK_NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
 OURS = (AttentionModule, AttendsHeads)
 
 
-def classes_of_the_book(model: Optional[nn.Module]) -> Iterator[type[nn.Module]]:
-    """The classes of the book's names that are not ours, as d2l has them or a notebook writes them: those in a model,
+def classes_of_the_book(modules: Optional[Iterable[nn.Module]]) -> Iterator[type[nn.Module]]:
+    """The classes of the book's names that are not ours, as d2l has them or a notebook writes them: those of modules,
     or, of None, all there are."""
-    for kind in _all_classes() if model is None else {type(module) for module in model.modules()}:
+    for kind in _all_classes() if modules is None else set(map(type, modules)):
         if kind.__name__ in BOOK_NAMES and not issubclass(kind, OURS):
             yield kind
 

@@ -5,7 +5,6 @@ Nothing is put into the model for this.  A hook on each module would make torch'
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Optional
@@ -23,28 +22,35 @@ class Names:
         self._model = model
         self._of_model: dict[nn.Module, dict[nn.Module, str]] = {}
 
-    def of_caller(self) -> Optional[str]:
-        """The name of the module that is calling, as in named_modules; None where none of the model's is."""
-        callers: Iterable[nn.Module] = _callers()
+    def modules(self) -> Optional[Iterable[nn.Module]]:
+        """Those of the model that was given."""
+        return None if self._model is None else self._named(self._model, self._model)
+
+    def of_caller(self, frame: FrameType) -> Optional[str]:
+        """The name of the module that calls from this frame, as in named_modules; None where none of the model's is."""
+        callers: Iterable[nn.Module] = _callers(frame)
         model = self._model
         if model is None:
             callers = list(callers)
             if not callers:
                 return ""
             model = callers[-1]
-        names = self._named(model)
-        return next((names[module] for module in callers if module in names), None)
+        for module in callers:
+            names = self._named(model, module)
+            if module in names:
+                return names[module]
+        return None
 
-    def _named(self, model: nn.Module) -> dict[nn.Module, str]:
+    def _named(self, model: nn.Module, wanted: nn.Module) -> dict[nn.Module, str]:
+        """The names of a model's modules: listed again for one that is not among them, as the model may have got it."""
         found = self._of_model.get(model)
-        if found is None:
+        if found is None or wanted not in found:
             found = self._of_model[model] = {module: name for name, module in model.named_modules()}
         return found
 
 
-def _callers() -> Iterator[nn.Module]:
-    """The modules whose methods are running, the innermost first."""
-    frame: Optional[FrameType] = sys._getframe(2)
+def _callers(frame: Optional[FrameType]) -> Iterator[nn.Module]:
+    """The modules whose methods are running in this frame and those outside it, the innermost first."""
     while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":  # reading the variables of a frame takes a microsecond

@@ -7,10 +7,15 @@ a `__call__` of their classes.  All that is there while one watches at least, an
 
 from __future__ import annotations
 
+import sys
 import threading
-from typing import Any, Callable
+from collections.abc import Iterable
+from functools import partial
+from types import FrameType
+from typing import Any, Callable, Optional
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from .. import functional as ours
@@ -37,14 +42,17 @@ _NOTHING = object()
 _n_watching = 0  # in all threads
 
 
-def begin(one: Any) -> None:
-    """From now on `one` is told of calls in this thread."""
+def begin(one: Any, within: Optional[Iterable[nn.Module]]) -> None:
+    """From now on `one` is told of calls in this thread.
+
+    within   the modules whose calls it wants, or None: of all
+    """
     global _n_watching
     with _lock:
         _n_watching += 1
         if _n_watching == 1:
             _put_ours()
-        _put_classes(one.model)
+        _put_classes(within)
     if Mode is not None and not _local.watching:
         _local.mode = _Watching()
         _local.mode.__enter__()
@@ -81,19 +89,21 @@ if Mode is not None:
 
 
 def _handled(handler: Any, function: Any, args: Any, options: Any) -> Any:
+    """What the handler gives.  Called by what stands in the place of the function, two frames inside the caller."""
     if recorded_or_transformed():
         return function(*args, **options)
     by_core = all(one.compute == "core" for one in _local.watching)
     _local.handling = True
     try:
-        return handler(_note, by_core, function, *args, **options)
+        return handler(partial(_note, sys._getframe(2)), by_core, function, *args, **options)
     finally:
         _local.handling = False
 
 
-def _note(kind: str, made_of: Any, causal: Any, mask: Any) -> None:
+def _note(frame: FrameType, kind: str, made_of: Any, causal: Any, mask: Any) -> None:
+    """Tell all who watch of a call from this frame."""
     for one in _local.watching:
-        one._note(kind, made_of, causal, mask)
+        one._note(frame, kind, made_of, causal, mask)
 
 
 # --- What stands in the places ------------------------------------------------------------------------------
@@ -116,8 +126,8 @@ def _put_ours() -> None:
         _place(torch.overrides, "has_torch_function", lambda tensors: bool(_local.watching) or overridden(tensors))
 
 
-def _put_classes(model: Any) -> None:
-    for kind in modules.classes_of_the_book(model):
+def _put_classes(within: Optional[Iterable[nn.Module]]) -> None:
+    for kind in modules.classes_of_the_book(within):
         if not any(owner is kind for owner, _, _ in _put):
             _place(kind, "__call__", _noting_call(kind.__call__))
 
@@ -148,7 +158,7 @@ def _noting_call(call: Any) -> Any:
             for one, n in zip(_local.watching, before):
                 del one.seen.calls[n:]
             causal = made_of.options.get("causal", False) if isinstance(made_of, Operands) else False
-            _note(type(self).__name__, made_of, causal, None)
+            _note(sys._getframe(), type(self).__name__, made_of, causal, None)
         return out
 
     return __call__
@@ -170,7 +180,7 @@ def _noting_attention(attention: Any) -> Any:
                 keep, bias = (x if x is None or x.dim() == 2 else x[:, None] for x in (keep, bias))
             operands = Operands.of(q, k, valid_lens, keep, bias, w_v, **others)
             kind = "dot_product_attention" if w_v is None else "additive_attention"
-            _note(kind, operands, options.get("causal") or False, keep if bias is None else bias)
+            _note(sys._getframe(1), kind, operands, options.get("causal") or False, keep if bias is None else bias)
         return out
 
     return watched
