@@ -8,7 +8,8 @@
 >>> mha.attention_weights.shape
 (2, 5, 4, 4)
 
-Layers: MultiHeadAttention, DotProductAttention, AdditiveAttention, GQAAttention, KernelAttention, PositionalEncoding.
+Layers: MultiHeadAttention, DotProductAttention, AdditiveAttention, GQAAttention, CausalAttention, KernelAttention,
+PositionalEncoding.
 Functions: mha_c.functional.  Other systems' layers: mha_c.variants.  For torch: mha_c.torch.  The book's own package:
 mha_c.d2l.  Pictures: show_heatmaps, mha_c.viz.  `import mha_c` imports only NumPy; modules that need more are imported
 at their first use.
@@ -32,7 +33,7 @@ from ._arguments.names import meant
 from ._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError
-from .grouped import GQAAttention
+from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .positions import PositionalEncoding
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdditiveAttention",
+    "CausalAttention",
     "DotProductAttention",
     "GQAAttention",
     "KernelAttention",

@@ -160,6 +160,8 @@ class NumpyLayer(NumpyPart):
     def check_prunable(self) -> None:
         """TypeError if a layer cannot lose heads."""
         _check_shares_no_keys(self._layer)
+        if len(set(self._layer._roles)) < 4:
+            raise TypeError(f"{type(self._layer).__name__} cannot lose heads: they share one projection")
 
     def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
         """Keep only these heads."""

@@ -1,4 +1,5 @@
-"""GQAAttention: multi-head attention whose heads share keys and values, as in the third generation of the book."""
+"""The attention layers of the book's third generation: GQAAttention, whose heads share keys and values, and
+CausalAttention of its GPT."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
 import numpy as np
 
 from ._arguments import calls, scalars
-from ._arguments.arrays import check_features, gradient_like, like_input, of_one_type, to_arrays
+from ._arguments.arrays import check_features, floats, gradient_like, like_input, of_one_type, to_arrays
 from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
 from ._arguments.options import core_options
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ._types import Array, Real, RngLike
     from .linear import States
 
-__all__ = ["GQAAttention"]
+__all__ = ["CausalAttention", "GQAAttention"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 
@@ -59,7 +60,110 @@ class _Record(NamedTuple):
     as_tensor: bool
 
 
-class GQAAttention(Layer, Viewable):
+class RotatesHeads(Layer, Viewable):
+    """What both layers share: attention of projected heads, which are rotated on request, its weights and gradients."""
+
+    _by_head = True
+    _projects: tuple[str, ...]  # what the inputs go through, before W_o
+    _record: Optional[_Record] = None
+    rope: bool
+
+    def __init__(self, sizes: tuple[int, int, int], widths: tuple[int, ...], bias: Any, dtype: Any, rng: Any) -> None:
+        self._num_hiddens, self._num_heads, self._num_kv_heads = sizes
+        names, bias = (*self._projects, "W_o"), scalars.flag(bias, "bias")
+        states = (State(name, n_out, sizes[0], bias) for name, n_out in zip(names, (*widths, sizes[0])))
+        super().__init__(tuple(states), dtype, rng)
+        self._last: Optional[tuple[Scores, bool]] = None
+        self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of queries."""
+        return self._num_heads
+
+    def _heads_of(self, projected: list[Array]) -> list[Array]:
+        """Queries, keys and values (B, rows, heads * D), of the results of `_projects`."""
+        return projected
+
+    def _joined(self, heads: list[Array]) -> list[Array]:
+        """The reverse of `_heads_of`."""
+        return heads
+
+    def _run(self, inputs: list[Array], as_tensor: bool, valid_lens: Any, causal: Any, training: Any) -> Any:
+        in_training = self.training if training is None else scalars.flag(training, "training")
+        states = self._parameters.states
+        *into, out_of = (states[name].packed(packing_type(inputs[0], self.dtype)) for name in (*self._projects, "W_o"))
+        heads = self._heads_of([linear(x, W) for x, W in zip(inputs, into)])
+        q, k, v = (_split(x, self._num_hiddens // self._num_heads) for x in heads)
+        if self.rope:
+            q, k = (rotary(x, range(x.shape[2]), interleaved=True) for x in (q, k))
+        options = core_options(q, k, valid_lens, causal=causal)
+        if valid_lens is not None:
+            options = (np.array(options[0]), *options[1:])  # the caller may change them
+        out, _, _, *stats = attention_forward(q, k, v, None, *options[:-1], False, False, in_training, None, None)
+        self._last = Scores(q, k, None, options), as_tensor
+        if in_training:
+            self._record = _Record(states, tuple(inputs), (q, k, v), options, out, stats[0], as_tensor)
+        return like_input(linear(_join(out), out_of), as_tensor)
+
+    def _weights(self) -> tuple[Array, bool]:
+        """(weights of the last call (B, H, Q, K), whether the inputs were tensors)."""
+        if self._last is None:
+            raise AttributeError(
+                f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
+            )
+        scores, as_tensor = self._last
+        return scores.weights(), as_tensor
+
+    @property
+    @refuses_at_the_call
+    def attention_weights(self) -> Array:
+        """Weights of the last call, (B, num_heads, Q, K): one array until the next call.
+
+        Raises
+        ------
+        AttributeError
+            Before the first call.
+        """
+        last, (read, found) = self._last, self._shown.get("weights", (None, None))
+        if last is None or read is not last:
+            found = like_input(*self._weights())
+            self._shown["weights"] = last, found
+        weights: Array = found
+        return weights
+
+    def _backward(self, grad_output: Any) -> list[Any]:
+        """Gradients of the inputs of the last training call; adds those of the parameters to their `grad`."""
+        record, name = self._record, type(self).__name__
+        if record is None:
+            raise RuntimeError(
+                f"{name}.backward: call backward once after each call in training mode (layer.train(), or "
+                "training=True in the call)"
+            )
+        shape = *record.inputs[0].shape[:2], self._num_hiddens
+        grad = gradient_like(shape, record.attended.dtype, grad_output)
+        grad, *of_W_o = _projected_back(grad, _join(record.attended), record.states["W_o"])
+        grad = _split(grad, self._num_hiddens // self._num_heads)
+        operands = grad, record.attended, record.row_stats, *record.heads, None
+        grads = list(attention_backward(*operands, *record.options[:-1])[:3])
+        if self.rope:
+            grads[:2] = (rotary_backward(x, range(x.shape[2]), interleaved=True) for x in grads[:2])
+        back = [
+            _projected_back(x, given, record.states[name])
+            for x, given, name in zip(self._joined([_join(x) for x in grads]), record.inputs, self._projects)
+        ]
+        with self._parameters.lock:
+            if self._record is not record:
+                raise RuntimeError(f"{name} was used by another thread during backward")
+            self._record = None
+            for role, of_parameters in zip((*self._projects, "W_o"), (*(found[1:] for found in back), of_W_o)):
+                for suffix, gradient in zip(("weight", "bias"), of_parameters):
+                    if gradient is not None:
+                        self._parameters.add_grad(f"{role}.{suffix}", gradient)
+        return [like_input(found[0], record.as_tensor) for found in back]
+
+
+class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
@@ -116,8 +220,7 @@ class GQAAttention(Layer, Viewable):
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
     _roles = "W_q", "W_k", "W_v", "W_o"
-    _by_head = True
-    _record: Optional[_Record] = None
+    _projects = _roles[:3]
 
     @refuses_at_the_call
     def __init__(
@@ -125,19 +228,9 @@ class GQAAttention(Layer, Viewable):
         causal: bool = True, *, dtype: Any = np.float32, rng: RngLike = None,
     ) -> None:  # fmt: skip
         self.rope, self.causal = scalars.flag(rope, "rope"), scalars.flag(causal, "causal")
-        hiddens, heads, shared = grouped_sizes(num_hiddens, num_heads, num_kv_heads, self.rope)
-        self._num_hiddens, self._num_heads, self._num_kv_heads = hiddens, heads, shared
-        bias = scalars.flag(bias, "bias")
-        n_shared = shared * (hiddens // heads)
-        sizes = zip(self._roles, (hiddens, n_shared, n_shared, hiddens))
-        super().__init__(tuple(State(name, n_out, hiddens, bias) for name, n_out in sizes), dtype, rng)
-        self._last: Optional[tuple[Scores, bool]] = None
-        self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
-
-    @property
-    def num_heads(self) -> int:
-        """Heads of queries."""
-        return self._num_heads
+        sizes = grouped_sizes(num_hiddens, num_heads, num_kv_heads, self.rope)
+        n_shared = sizes[2] * (sizes[0] // sizes[1])
+        super().__init__(sizes, (sizes[0], n_shared, n_shared), bias, dtype, rng)
 
     @property
     def num_kv_heads(self) -> int:
@@ -157,52 +250,12 @@ class GQAAttention(Layer, Viewable):
     def __call__(
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
     ) -> Any:
-        in_training = self.training if training is None else scalars.flag(training, "training")
         calls.check_order(type(self).__name__, keys, values, valid_lens)
         inputs, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         of_one_type(inputs, "queries", "keys", "values")
         for name, array in zip(("queries", "keys", "values"), inputs):
             check_features(array, name, self._num_hiddens)
-        states = self._parameters.states
-        packed = [states[name].packed(packing_type(inputs[0], self.dtype)) for name in self._roles]
-        q, k, v = (_split(linear(x, W), self._head_dim()) for x, W in zip(inputs, packed))
-        if self.rope:
-            q, k = (rotary(x, range(x.shape[2]), interleaved=True) for x in (q, k))
-        options = core_options(q, k, valid_lens, causal=corner(self.causal, valid_lens))
-        if valid_lens is not None:
-            options = (np.array(options[0]), *options[1:])  # the caller may change them
-        out, _, _, *stats = attention_forward(q, k, v, None, *options[:-1], False, False, in_training, None, None)
-        self._last = Scores(q, k, None, options), as_tensor
-        if in_training:
-            self._record = _Record(states, inputs, (q, k, v), options, out, stats[0], as_tensor)
-        return like_input(linear(_join(out), packed[3]), as_tensor)
-
-    def _head_dim(self) -> int:
-        return self._num_hiddens // self._num_heads
-
-    def _weights(self) -> tuple[Array, bool]:
-        """(weights of the last call (B, H, Q, K), whether the inputs were tensors)."""
-        if self._last is None:
-            raise AttributeError("GQAAttention has no attention_weights yet: call the layer first, then read them")
-        scores, as_tensor = self._last
-        return scores.weights(), as_tensor
-
-    @property
-    @refuses_at_the_call
-    def attention_weights(self) -> Array:
-        """Weights of the last call, (B, num_heads, Q, K): one array until the next call.
-
-        Raises
-        ------
-        AttributeError
-            Before the first call.
-        """
-        last, (read, found) = self._last, self._shown.get("weights", (None, None))
-        if last is None or read is not last:
-            found = like_input(*self._weights())
-            self._shown["weights"] = last, found
-        weights: Array = found
-        return weights
+        return self._run(inputs, as_tensor, valid_lens, corner(self.causal, valid_lens), training)
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
@@ -227,33 +280,109 @@ class GQAAttention(Layer, Viewable):
         RuntimeError
             If there was no call in training mode before, or if its backward was called already.
         """
-        record = self._record
-        if record is None:
-            raise RuntimeError(
-                "GQAAttention.backward: call backward once after each call in training mode (layer.train(), or "
-                "training=True in the call)"
-            )
-        shape = *record.inputs[0].shape[:2], self._num_hiddens
-        grad = gradient_like(shape, record.attended.dtype, grad_output)
-        grad, *of_W_o = _projected_back(grad, _join(record.attended), record.states["W_o"])
-        operands = _split(grad, self._head_dim()), record.attended, record.row_stats, *record.heads, None
-        grads = attention_backward(*operands, *record.options[:-1])[:3]
-        if self.rope:
-            turned = (rotary_backward(x, range(x.shape[2]), interleaved=True) for x in grads[:2])
-            grads = (*turned, grads[2])
-        back = [
-            _projected_back(_join(x), given, record.states[name])
-            for x, given, name in zip(grads, record.inputs, self._roles)
-        ]
-        with self._parameters.lock:
-            if self._record is not record:
-                raise RuntimeError("GQAAttention was used by another thread during backward")
-            self._record = None
-            for name, of_parameters in zip(self._roles, (*(found[1:] for found in back), of_W_o)):
-                for suffix, gradient in zip(("weight", "bias"), of_parameters):
-                    if gradient is not None:
-                        self._parameters.add_grad(f"{name}.{suffix}", gradient)
-        return tuple(like_input(found[0], record.as_tensor) for found in back)
+        return tuple(self._backward(grad_output))
+
+
+class CausalAttention(RotatesHeads):
+    """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
+
+    Call: attention(X (B, T, num_hiddens), *, training=None) returns (B, T, num_hiddens); further arguments are ignored,
+    as in the book, whose blocks pass X three times.  Types and errors are those of `MultiHeadAttention`;
+    `attention_weights` is then (B, num_heads, T, T), and `backward` gives the gradient of a call in training mode.
+
+    Parameters
+    ----------
+    num_hiddens, num_heads : int
+        Features of X and of the result, and the number of heads, which divides them.
+    bias : bool
+        Whether the two projections add a bias.
+    rope : bool
+        Whether queries and keys are rotated by their positions, which start at 0 (features 2i and 2i + 1 are a pair).
+    dtype : float32 or float64
+        Type of the parameters.
+    rng : None, int or numpy.random.Generator
+        Random numbers for the initial weights.
+
+    Attributes
+    ----------
+    W_qkv : Linear
+        The one projection: its rows are those of the queries, then of the keys, then of the values.
+    W_o : Linear
+        The projection of the joined heads.
+    rope : bool
+        As given to the constructor.
+
+    Raises
+    ------
+    ShapeError, TypeError, ValueError
+        As in `MultiHeadAttention`.
+
+    Notes
+    -----
+    Unlike d2l's: angles of rope are float64, as in `GQAAttention`.
+    Source: the book's third generation, GPT.CausalAttention, whose state_dicts load.
+
+    Examples
+    --------
+    >>> import numpy as np, mha_c
+    >>> attention = mha_c.CausalAttention(num_hiddens=16, num_heads=4, rope=True, rng=0)
+    >>> attention(np.ones((2, 5, 16))).shape, attention.attention_weights.shape
+    ((2, 5, 16), (2, 4, 5, 5))
+    """
+
+    W_qkv, W_o = Projection(), Projection()
+    _roles = "W_qkv", "W_qkv", "W_qkv", "W_o"
+    _projects = ("W_qkv",)
+
+    @refuses_at_the_call
+    def __init__(
+        self, num_hiddens: int, num_heads: int, bias: bool = False, rope: bool = False, *, dtype: Any = np.float32,
+        rng: RngLike = None,
+    ) -> None:  # fmt: skip
+        self.rope = scalars.flag(rope, "rope")
+        hiddens, heads, _ = grouped_sizes(num_hiddens, num_heads, 1, self.rope)
+        super().__init__((hiddens, heads, heads), (3 * hiddens,), bias, dtype, rng)
+
+    @overload
+    def __call__(self, X: NDArray[Real], *others: Any, training: Optional[bool] = None) -> NDArray[Real]: ...
+    @overload
+    def __call__(self, X: Any, *others: Any, training: Optional[bool] = None) -> Any: ...
+    @refuses_at_the_call
+    def __call__(self, X: Any, *others: Any, training: Optional[bool] = None) -> Any:
+        inputs, as_tensor = to_arrays((X, "X"))
+        check_features(floats(inputs[0], "X"), "X", self._num_hiddens)
+        return self._run(inputs, as_tensor, None, "top_left", training)
+
+    def _heads_of(self, projected: list[Array]) -> list[Array]:
+        return np.split(projected[0], 3, axis=2)
+
+    def _joined(self, heads: list[Array]) -> list[Array]:
+        return [np.concatenate(heads, axis=2)]
+
+    @overload
+    def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
+    @overload
+    def backward(self, grad_output: Any) -> Any: ...
+    @refuses_at_the_call
+    def backward(self, grad_output: Any) -> Any:
+        """The gradient of a loss with respect to X; adds those of the parameters to their `grad`.
+
+        Parameters
+        ----------
+        grad_output : array of the shape and type of the last training call's output
+            The gradient with respect to the output.
+
+        Returns
+        -------
+        array of X's shape
+            The gradient.  The rules are those of `MultiHeadAttention.backward`.
+
+        Raises
+        ------
+        RuntimeError
+            If there was no call in training mode before, or if its backward was called already.
+        """
+        return self._backward(grad_output)[0]
 
 
 def _split(x: Array, head_dim: int) -> Array:

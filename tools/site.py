@@ -43,7 +43,7 @@ PAGES = {
     "Inside": INSIDE,
 }
 CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
-LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention GQAAttention KernelAttention"
+LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention GQAAttention CausalAttention KernelAttention"
 REFERENCE = {  # page: title, and for each module its names; None: its __all__
     "layers": ("Layers", {
         "mha_c": f"{LAYERS} PositionalEncoding ProjectedKeys ProjectedKeyValues KeyValueCache {CALLS}",

@@ -110,33 +110,24 @@ class GQAAttention(RotatesHeads):
         def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
 
 
+@twin(of_numpy.CausalAttention)
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
     Call: attention(X (B, T, num_hiddens)) returns (B, T, num_hiddens); further arguments are ignored, as in the book,
     whose blocks pass X three times.  `attention_weights` is then (B, num_heads, T, T).
 
-    Parameters
-    ----------
-    num_hiddens, num_heads : int
-        Features of X and of the result, and the number of heads, which divides them.
-    bias : bool
-        Whether the two projections add a bias.
-    rope : bool
-        Whether queries and keys are rotated by their positions (features 2i and 2i + 1 are a pair).
-    device, dtype : optional
-        Device and type of the parameters, as in torch's modules.
-
     Attributes
     ----------
     W_qkv : nn.Linear
-        The one projection for queries, keys and values.
+        The one projection: its rows are those of the queries, then of the keys, then of the values.
     W_o : nn.Linear
         The projection of the joined heads.
 
     Notes
     -----
-    Children, in d2l's order: W_qkv, W_o.  Source: the book's third generation, GPT.CausalAttention.
+    Children, in d2l's order: W_qkv, W_o.  Angles of rope as in `GQAAttention`.
+    Source: the book's third generation, GPT.CausalAttention.
 
     Examples
     --------

@@ -100,6 +100,14 @@ def test_the_attention_of_gpt(d2l, dtype, rope, bias):
         theirs(x)
     torch.testing.assert_close(seen.calls[0].weights, ours.attention_weights, **LIMITS[dtype])
     assert torch.equal(ours(x, x, x, None), ours(x))
+    of_numpy = mha_c.CausalAttention(16, 4, bias, rope, dtype=dtype)
+    of_numpy.load_state_dict(theirs.state_dict())
+    out = of_numpy(x.numpy(), training=True)
+    arrays = [out, of_numpy.backward(2 * out), *(p.grad for p in of_numpy.parameters()), of_numpy.attention_weights]
+    limits = {"atol": 2e-5, "rtol": 2e-5} if rope else LIMITS[dtype]  # as above
+    for a, b in zip([*results(ours, [x]), ours.attention_weights], arrays):
+        np.testing.assert_allclose(b, a.numpy(), **limits)
+    np.testing.assert_array_equal(of_numpy(*[x.numpy()] * 3, None), out)
 
 
 @pytest.mark.parametrize("kind", ["GPT", "MultiHeadAttention", "GQAAttention"])
@@ -198,6 +206,25 @@ def test_refusals(kind):
         layer(x, x, x, [1, 2, 3])
 
 
+def test_refusals_of_causal_attention(rng):
+    layer, x = mha_c.CausalAttention(16, 4, rope=True, rng=0), rng.standard_normal((2, 5, 16))
+    with pytest.raises(ValueError, match=r"num_hiddens \(15\) must be divisible by num_heads \(4\)"):
+        mha_c.CausalAttention(15, 4)
+    with pytest.raises(ValueError, match="must be even, got 3"):
+        mha_c.CausalAttention(12, 4, rope=True)
+    with pytest.raises(AttributeError, match="CausalAttention has no attention_weights yet"):
+        _ = layer.attention_weights
+    with pytest.raises(mha_c.ShapeError, match=r"X must have shape \(B, T, 16\), got \(2, 5, 4\)"):
+        layer(x[..., :4])
+    with pytest.raises(TypeError, match="X must be float32 or float64, got int64"):
+        layer(x.astype(int))
+    with pytest.raises(RuntimeError, match="backward: call backward once after each call in training"):
+        layer.backward(x)
+    copied = pickle.loads(pickle.dumps(layer))
+    np.testing.assert_array_equal(copied(x), layer(x))
+    np.testing.assert_array_equal(copied.attention_weights, layer.attention_weights)
+
+
 def test_backward_needs_a_call_and_allows_one(rng):
     layer, x = mha_c.GQAAttention(16, 4, 2, rng=0), rng.standard_normal((2, 5, 16))
     with pytest.raises(RuntimeError, match="once after each call in training mode"):
@@ -211,17 +238,21 @@ def test_backward_needs_a_call_and_allows_one(rng):
     assert "GQAAttention" in repr(layer) and layer.num_kv_heads == 2 and layer.num_heads == 4
 
 
-def test_gradients_are_those_of_differences(rng):
+@pytest.mark.parametrize("kind", ["grouped", "causal"])
+def test_gradients_are_those_of_differences(rng, kind):
     """Central differences in float64 with a step of 1e-6: errors of some 1e-16 / 1e-6 + 1e-12, times a loss of 30."""
+    inputs, others = [rng.standard_normal((2, n, 8)) for n in (3, 4, 4)], ([2, 4],)
     layer = mha_c.GQAAttention(8, 4, 2, True, True, dtype="float64", rng=0)
-    inputs = [rng.standard_normal((2, n, 8)) for n in (3, 4, 4)]
+    if kind == "causal":
+        layer, inputs, others = mha_c.CausalAttention(8, 2, True, True, dtype="float64", rng=0), inputs[:1], ()
     direction = rng.standard_normal((2, 3, 8))
 
     def loss():
-        return float((layer(*inputs, [2, 4]) * direction).sum())
+        return float((layer(*inputs, *others) * direction).sum())
 
-    layer(*inputs, [2, 4], training=True)
+    layer(*inputs, *others, training=True)
     gradients = layer.backward(direction)
+    gradients = gradients if kind == "grouped" else [gradients]
     for x, gradient in zip(inputs, gradients):
         for place in [(0, 1, 2), (1, 2, 5), (0, 3, 1) if x.shape[1] > 3 else (0, 0, 0)]:
             kept, found = x[place], []

@@ -36,6 +36,7 @@ PROJECTED = additive.project_keys(K, LENS)
 STATE = mha.state_dict()
 self_attention = variants.MultiHeadedSelfAttention(8, 2, rng=0)
 gqa = mha_c.GQAAttention(8, 4, 2, rng=0)
+causal = mha_c.CausalAttention(8, 2, rope=True, rng=0)
 summer = variants.SelfAttentionAISummer(8, rng=0)
 multi_summer = variants.MultiHeadSelfAttentionAISummer(8, 2, rng=0)
 out_a, lse_a = F.dot_product_attention(Q, K, V, return_lse=True)
@@ -146,6 +147,7 @@ GOOD = {
     ),
     "weights_summary": lambda: F.weights_summary(Q, K, LENS, top=2),
     "GQAAttention": lambda: (mha_c.GQAAttention(8, 4, 2), read_weights(gqa, Q, Q, Q)),
+    "CausalAttention": lambda: (mha_c.CausalAttention(8, 2), read_weights(causal, Q), train(causal, Q)),
     "scaled_dot_product_attention": lambda: variants.scaled_dot_product_attention(Q, K, V),
     "MultiHeadedSelfAttention": lambda: (variants.MultiHeadedSelfAttention(8, 2), read_weights(self_attention, Q)),
     "SelfAttentionAISummer": lambda: (variants.SelfAttentionAISummer(8), summer(Q, np.tri(24) == 0)),
@@ -187,6 +189,7 @@ BAD = {
     "dot_product_attention, terms": (lambda: F.dot_product_attention(Q4, K4, V4, relative_bias=BIAS), ValueError),
     "weights_summary": (lambda: F.weights_summary(Q, K[:1], top=2), ValueError),
     "GQAAttention": (lambda: mha_c.GQAAttention(8, 4, 3), ValueError),
+    "CausalAttention": (lambda: causal(Q[0]), ValueError),
     "scaled_dot_product_attention": (lambda: variants.scaled_dot_product_attention(Q, K[..., :1], V), ValueError),
     "MultiHeadedSelfAttention": (lambda: variants.MultiHeadedSelfAttention(8, 3), ValueError),
     "SelfAttentionAISummer": (lambda: summer(Q, KEEP), ValueError),

@@ -189,8 +189,9 @@ def test_layers_of_the_third_generation(kind):
     assert layer(x, x, x).shape == x.shape
 
 
-def test_numpy_layers_with_shared_heads(rng):
-    layer, x = mha_c.GQAAttention(16, 4, 2, rng=0), rng.standard_normal((2, 5, 16))
+@pytest.mark.parametrize("kind", ["CausalAttention", "GQAAttention"])
+def test_numpy_layers_with_shared_heads(rng, kind):
+    layer, x = getattr(mha_c, kind)(16, 4, *[2] * (kind[0] == "G"), rng=0), rng.standard_normal((2, 5, 16))
     found = heads.importance(layer, (x, x, x), ["ablation", "confidence"])
     assert len(found.names) == 4 and (found.scores["ablation"] > 0).all()
     with pytest.raises(TypeError, match="cannot lose heads"):
