@@ -1,36 +1,120 @@
-"""python -m mha_c prints the configuration; python -m mha_c demo runs the book's examples."""
+"""The command mha_c, which is also python -m mha_c."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import shutil
 import sys
+import webbrowser
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
 
-USAGE = """usage: python -m mha_c            what this installation computes with
-       python -m mha_c demo       the book's examples, with the time of each
-       python -m mha_c.selftest   every instruction set of this CPU against plain NumPy"""
-
-
-def main(arguments: Sequence[str]) -> int:
-    if not arguments:
-        from .config import show_config
-
-        show_config()
-        return 0
-    if list(arguments) == ["demo"]:
-        from .demo import main as demo
-
-        demo()
-        return 0
-    asked = list(arguments) in (["-h"], ["--help"], ["help"])
-    print(USAGE, file=sys.stdout if asked else sys.stderr)
-    return 0 if asked else 2
+EXAMPLES = """\
+mha_c check mine.py                 which line of my attention is wrong?
+mha_c check mine.py:attention --kind causal
+mha_c check ada.py --json           for graders: exit status 0 right, 1 wrong, 2 could not be judged
+mha_c playground page.html          writes the page that computes in a browser, and opens it
+"""
 
 
-def quietly(arguments: Sequence[str]) -> int:
-    """Run `main`; no error if the reader of the output stops early, as `head` does."""
+def config(_: argparse.Namespace) -> int:
+    from .config import show_config
+
+    show_config()
+    return 0
+
+
+def demo(_: argparse.Namespace) -> int:
+    from .demo import main
+
+    main()
+    return 0
+
+
+def selftest(_: argparse.Namespace) -> int:
+    from .selftest import main
+
+    return main()
+
+
+def playground(asked: argparse.Namespace) -> int:
+    from .viz.own_layer import found_page
+
     try:
-        status = main(arguments)
+        page = found_page()
+    except FileNotFoundError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if asked.file:
+        page = Path(shutil.copyfile(page, asked.file))
+    address = page.resolve().as_uri()
+    opened = not asked.no_browser and webbrowser.open(address)
+    print(f"{'Opened' if opened else 'Open this in a browser:'} {address}")
+    return 0
+
+
+def check(asked: argparse.Namespace) -> int:
+    from .teach.files import judged
+
+    file, name = file_and_name(asked.file)
+    report = judged(file, name, asked.kind)
+    print(json.dumps(report.as_dict(), indent=2) if asked.json else report)
+    return {True: 0, False: 1, None: 2}[report.ok]
+
+
+def file_and_name(words: str) -> tuple[str, Optional[str]]:
+    """FILE or FILE:NAME; a colon may be part of a file's own name, as in C:\\mine.py."""
+    file, colon, name = words.rpartition(":")
+    return (file, name) if colon and name.isidentifier() and not Path(words).exists() else (words, None)
+
+
+def parser() -> argparse.ArgumentParser:
+    by_python = Path(sys.argv[0]).name == "__main__.py"
+    made = argparse.ArgumentParser(
+        prog="python -m mha_c" if by_python else "mha_c",
+        description="The attention layers of the book Dive into Deep Learning on a C core.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.set_defaults(run=config)
+    commands = made.add_subparsers(title="commands", metavar="COMMAND")
+    for command, says in (
+        (config, "what this installation computes with (also without a command)"),
+        (demo, "the book's examples, with the time of each"),
+        (selftest, "every instruction set of this CPU against plain NumPy"),
+        (playground, "opens the page that computes attention in a browser"),
+        (check, "compares an implementation with the book's, and says which line is wrong"),
+    ):
+        sub = commands.add_parser(command.__name__, help=says, description=f"{says[0].upper()}{says[1:]}.")
+        sub.set_defaults(run=command)
+        if command is playground:
+            sub.add_argument("file", nargs="?", help="write the page there first: a browser may not read the package")
+            sub.add_argument("--no-browser", action="store_true", help="only print the page's address")
+        if command is check:
+            _of_check(sub)
+    return made
+
+
+def _of_check(sub: argparse.ArgumentParser) -> None:
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.epilog = (
+        "Exit status: 0 right, 1 wrong, 2 could not be judged: the file does not import, or no name tells what it is."
+        "\nWhat the file itself prints goes to stderr, so that stdout is the answer alone."
+    )
+    sub.add_argument("file", metavar="FILE[:NAME]", help="a file of Python, and what to judge in it; default: all that "
+                     "it defines whose name tells what it is, but for parts of another")  # fmt: skip
+    sub.add_argument("--kind", help="what it should compute, if its name does not tell: dot_product, multi_head, ...")
+    sub.add_argument("--json", action="store_true", help="the answer as JSON")
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command, and return its exit status; no error if the reader of the output stops early, as `head` does."""
+    try:
+        asked = parser().parse_args(arguments)
+        status: int = asked.run(asked)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
@@ -39,4 +123,4 @@ def quietly(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(quietly(sys.argv[1:]))
+    sys.exit(main())

@@ -110,19 +110,25 @@ def playground(
     return Playground(_template(page), own, text)
 
 
-def _template(page: Optional[Union[str, Path]]) -> str:
+def found_page(page: Optional[Union[str, Path]] = None) -> Path:
+    """The file playground.html: the one given, or where it is looked for."""
     places = [Path(page)] if page is not None else PLACES
     for place in places:
         if place.is_file():
-            text = place.read_text(encoding="utf-8")
-            if not ELEMENT.search(text):
-                raise ValueError(f"{place} is not the page that `make playground` makes")
-            return text
+            return place
     raise FileNotFoundError(
         f"{places[0].name} was not found: a wheel of a release contains it, a package built from its sources does not. "
         "`make playground` in a clone of mha_c makes it in build/, and the site of mha_c has it as a download: put it "
-        "into the current folder, or give its place as page="
+        "into the current folder, or, in Python, give its place as page="
     )
+
+
+def _template(page: Optional[Union[str, Path]]) -> str:
+    place = found_page(page)
+    text = place.read_text(encoding="utf-8")
+    if not ELEMENT.search(text):
+        raise ValueError(f"{place} is not the page that `make playground` makes")
+    return text
 
 
 def _padded(words: labels.Sentence, size: int) -> list[str]:

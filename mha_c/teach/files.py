@@ -1,0 +1,197 @@
+"""A student's file, judged: what it defines is given to `check`.  `python -m mha_c check` prints what this finds."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Optional
+
+from .answers import Answer
+from .checking import check
+from .mistakes import KINDS
+from .names import told, unknown_kind
+
+
+class Problem(Exception):
+    """Why a file, or a name in it, could not be judged: `id` for programs, a text for readers, the file's line."""
+
+    def __init__(self, id: str, text: str, line: Optional[int] = None) -> None:
+        super().__init__(text)
+        self.id, self.line = id, line
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"id": self.id, "line": self.line, "text": str(self)}
+
+
+class Judged(NamedTuple):
+    """One name of the file: its kind, and an answer, or why there is none."""
+
+    name: str
+    kind: Optional[str]
+    answer: Optional[Answer]
+    problem: Optional[Problem] = None
+
+    def as_dict(self) -> dict[str, Any]:
+        answer = self.answer
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "ok": answer.ok if answer else None,
+            "mistakes": answer.mistakes if answer else [],
+            "notes": answer.notes if answer else [],
+            "text": str(answer) if answer else "",
+            "problem": self.problem.as_dict() if self.problem else None,
+        }
+
+
+class Report:
+    """What came of a file: `ok` is None where nothing was found wrong, and something could not be judged."""
+
+    def __init__(self, file: str, judged: Sequence[Judged] = (), problem: Optional[Problem] = None) -> None:
+        self.file, self.judged, self.problem = file, list(judged), problem
+        oks = [each.answer.ok if each.answer else None for each in self.judged]
+        self.ok = False if False in oks else None if problem or None in oks else True
+
+    def as_dict(self) -> dict[str, Any]:
+        problem = self.problem.as_dict() if self.problem else None
+        return {"file": self.file, "ok": self.ok, "checked": [x.as_dict() for x in self.judged], "problem": problem}
+
+    def __str__(self) -> str:
+        if self.problem:
+            return f"{self.file} cannot be judged: {self.problem}"
+        verdicts = {True: "right", False: "wrong", None: "cannot be judged"}
+        texts = []
+        for each in self.judged:
+            verdict = verdicts[each.answer.ok if each.answer else None]
+            kind = f" ({each.kind})" if each.kind else ""
+            texts.append(f"{self.file}:{each.name}{kind}: {verdict}\n\n{each.answer or each.problem}")
+        return "\n\n".join(texts)
+
+
+def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **options: Any) -> Report:
+    """The report on a file: on `name`, or on all that the file defines and whose kind can be told.
+
+    What another of these uses is judged as a part of it.  What the file prints goes to stderr.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            if kind is not None and kind not in KINDS:
+                raise Problem("no_such_kind", str(unknown_kind(kind)))
+            module = loaded(Path(file))
+            chosen = [name] if name else _chosen(module, Path(file), kind)
+            return Report(file, [_judged(module, each, kind, options) for each in chosen])
+    except Problem as problem:
+        return Report(file, problem=problem)
+
+
+def loaded(path: Path) -> ModuleType:
+    """The file as a module, run as `python FILE` would run it but for its name, which is not __main__."""
+    if not path.is_file():
+        raise Problem("no_such_file", f"there is no file {path}")
+    if path.suffix == ".ipynb":
+        words = f"it is a notebook; `jupyter nbconvert --to script {path.name}` makes a file of Python from it"
+        raise Problem("does_not_import", words)
+    module = ModuleType(f"file_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.argv = [str(path)]
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise _import_problem(path, error) from error
+    return module
+
+
+def _import_problem(path: Path, error: BaseException) -> Problem:
+    """In the words of the error, with the file's own line."""
+    of_syntax = isinstance(error, SyntaxError)  # its text says the line
+    line = getattr(error, "lineno", None) if of_syntax else _line_of(path, error)
+    says = "".join(traceback.format_exception_only(type(error), error)).strip()
+    if isinstance(error, SystemExit):
+        says = "it ends the program (SystemExit) while it is imported"
+    words = f"it does not import.{f'  Line {line}:' if line and not of_syntax else ''}\n{says}"
+    missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+    if missing:
+        words += (
+            f"\nIf {missing} is a package, install it where mha_c is ({sys.prefix}); with uvx: "
+            f"`uvx --with {missing} ...`.  If it is a file of the student's, it must lie beside {path.name}."
+        )
+    return Problem("does_not_import", words, line)
+
+
+def _line_of(path: Path, error: BaseException) -> Optional[int]:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return lines[-1] if lines else None
+
+
+def _defined(module: ModuleType) -> dict[str, Any]:
+    """Functions and classes that the file itself defines, those with an underscore left out."""
+    mine = vars(module).items()
+    return {x: f for x, f in mine if x[0] != "_" and callable(f) and getattr(f, "__module__", "") == module.__name__}
+
+
+def _kind(mine: Any, kind: Optional[str]) -> Optional[str]:
+    try:
+        return told(mine, kind)
+    except (TypeError, ValueError):
+        return None
+
+
+def _chosen(module: ModuleType, path: Path, kind: Optional[str]) -> list[str]:
+    """What to judge of a file: what is of this kind, or of any, and is no part of another such."""
+    defined = _defined(module)
+    kinds = {name: _kind(mine, None) for name, mine in defined.items()}
+    found = [name for name in defined if (kinds[name] == kind if kind else kinds[name])]
+    found = found or (list(defined) if kind else [])
+    uses = _uses(path, list(defined))
+    used = {name: {other for other in found if name in uses[other] and other not in uses[name]} for name in found}
+    chosen = [name for name in found if not used[name]]
+    if not chosen or (kind and len(chosen) > 1):
+        there = f"it defines {', '.join(defined)}" if defined else "it defines no function and no class"
+        words = f"no name tells what it is: {there}." if not chosen else f"several could be the {kind}: {there}."
+        raise Problem("nothing_to_judge", f"{words}  Write {path.name}:NAME, and --kind with one of {', '.join(KINDS)}")
+    return chosen
+
+
+def _uses(path: Path, names: Sequence[str]) -> dict[str, set[str]]:
+    """{name: those of the names that its text uses, and what these use, itself not counted}."""
+    tree = ast.parse(path.read_bytes())
+    direct: dict[str, set[str]] = {name: set() for name in names}
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in direct:
+            words = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            direct[node.name] |= words.intersection(names) - {node.name}
+    uses = {}
+    for name in names:
+        reached: set[str] = set()
+        waiting = [name]
+        while waiting:
+            new = direct[waiting.pop()] - reached
+            reached |= new
+            waiting += new
+        uses[name] = reached - {name}
+    return uses
+
+
+def _judged(module: ModuleType, name: str, kind: Optional[str], options: dict[str, Any]) -> Judged:
+    if not hasattr(module, name):
+        defined = _defined(module)
+        near = get_close_matches(name, defined, 1)
+        there = f"did you mean {near[0]}?" if near else f"it defines {', '.join(defined) or 'nothing'}"
+        raise Problem("no_such_name", f"it has no {name!r}: {there}")
+    mine = getattr(module, name)
+    try:
+        return Judged(name, _kind(mine, kind), check(mine, kind, **options))
+    except SystemExit as error:
+        path = Path(str(module.__file__))
+        problem = Problem("exits", "it ends the program (SystemExit) when it is called", _line_of(path, error))
+    except (TypeError, ValueError) as error:
+        problem = Problem("not_judged", str(error))
+    return Judged(name, None, None, problem)

@@ -1,0 +1,155 @@
+"""The command mha_c, as a user types it: what it prints, its exit status, and a grading loop over ten files."""
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import children
+import needs
+from mha_c.viz import own_layer
+
+ROOT = Path(__file__).resolve().parents[2]
+RIGHT = """
+import numpy as np
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+def attention(q, k, v, valid_lens=None):
+    scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
+    if valid_lens is not None:
+        lens = np.asarray(valid_lens).reshape(len(valid_lens), -1, 1)
+        scores = np.where(np.arange(k.shape[1]) < lens, scores, -1e6)
+    return softmax(scores) @ v
+"""
+FILES = {  # name: (text, exit status, the first mistake or the problem's id)
+    "ada": (RIGHT, 0, None),
+    "alan": (RIGHT.replace("np.sqrt(q.shape[-1])", "q.shape[-1]"), 1, "scale_d"),
+    "barbara": (RIGHT.replace(" < lens", " <= lens"), 1, "mask_off_by_one"),
+    "claude": (RIGHT.replace("x.max(-1", "x.max(1").replace("e.sum(-1", "e.sum(1"), 1, "softmax_axis"),
+    "donald": (RIGHT + "\n)", 2, "does_not_import"),
+    "edsger": ("import a_package_that_nobody_has\n" + RIGHT, 2, "does_not_import"),
+    "frances": ('print("hello", {"ok": True})\n' + RIGHT.replace("return softmax", "print(q.shape); return softmax"), 0,
+                None),
+    "grace": (RIGHT.replace("return softmax", "raise SystemExit(0)\n    return softmax"), 2, "exits"),
+    "john": ("raise SystemExit(0)", 2, "does_not_import"),
+    "katherine": (RIGHT.replace("def attention", "def my_atention"), 2, "no_such_name"),
+}  # fmt: skip
+
+
+def command(*arguments, status=0, **options):
+    return children.python("-m", "mha_c", *arguments, status=status, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "submissions").mkdir()
+    for name, (text, _, _) in FILES.items():
+        (tmp_path / "submissions" / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+def first(report):
+    """The first mistake, or the id of the problem."""
+    problem = report["problem"] or next((x["problem"] for x in report["checked"] if x["problem"]), None)
+    return problem["id"] if problem else next((id for x in report["checked"] for id in x["mistakes"]), None)
+
+
+def test_the_grading_loop_of_the_page_over_ten_files(folder):
+    """The lines of docs/command.md as they stand there, with a mha_c that is this Python's."""
+    needs.program("sh")
+    page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
+    (loop,) = [text for text in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "for " in text]
+    typed = folder / "bin" / "mha_c"
+    typed.parent.mkdir()
+    typed.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m mha_c "$@"\n')
+    typed.chmod(typed.stat().st_mode | stat.S_IEXEC)
+    path = os.pathsep.join([str(typed.parent), os.environ["PATH"]])
+    done = subprocess.run(["sh", "-c", loop], cwd=folder, capture_output=True, text=True, timeout=needs.HANGS,
+                          env={**os.environ, "PATH": path})  # fmt: skip
+    statuses = dict(re.findall(r"^submissions/(\w+)\.py: (\d)$", done.stdout, re.MULTILINE))
+    assert statuses == {name: str(status) for name, (_, status, _) in FILES.items()}
+    for name, (_, status, id) in FILES.items():
+        report = json.loads((folder / "submissions" / f"{name}.json").read_text())
+        assert report["ok"] is [True, False, None][status] and first(report) == id, name
+        assert report["file"] == f"submissions/{name}.py"
+    assert "hello {'ok': True}" in done.stderr and done.stderr.count("(1, 1, 4)") >= 1
+    assert not list(folder.rglob("__pycache__"))
+
+
+def test_check_says_what_to_do(folder):
+    said = {name: command("check", f"submissions/{name}.py", cwd=folder, status=status).stdout
+            for name, (_, status, _) in FILES.items() if name != "katherine"}  # fmt: skip
+    assert said["alan"].startswith(
+        "submissions/alan.py:attention (dot_product): wrong\n\nYour attention equals the book's if scores are divided"
+    )
+    assert said["ada"].startswith("submissions/ada.py:attention (dot_product): right\n")
+    assert "SyntaxError" in said["donald"] and f", line {len(FILES['donald'][0].splitlines())}" in said["donald"]
+    assert "Line 1:\nModuleNotFoundError: No module named 'a_package_that_nobody_has'" in said["edsger"]
+    assert "`uvx --with a_package_that_nobody_has ...`" in said["edsger"]
+    assert "it ends the program (SystemExit) when it is called" in said["grace"]
+    report = json.loads(command("check", "submissions/grace.py", "--json", cwd=folder, status=2).stdout)
+    lines = FILES["grace"][0].splitlines()
+    assert report["checked"][0]["problem"]["line"] == lines.index("    raise SystemExit(0)") + 1
+    meant = command("check", "submissions/katherine.py:attention", cwd=folder, status=2).stdout
+    assert "it has no 'attention': did you mean my_atention?" in meant
+
+
+@pytest.mark.parametrize("words", [["check"], ["dance"], ["check", "a.py", "--loud"]])
+def test_wrong_words_are_told_on_stderr(words):
+    done = command(*words, status=2)
+    assert done.stderr.startswith("usage: python -m mha_c") and not done.stdout
+
+
+@pytest.mark.parametrize("words", ["config", "demo", "selftest", "playground", "check"])
+def test_each_command_has_help(words):
+    assert command(words, "--help").stdout.startswith(f"usage: python -m mha_c {words} ")
+    assert words in command("--help").stdout
+
+
+def test_config_is_also_what_no_command_prints():
+    assert command("config").stdout == command().stdout
+
+
+def test_a_reader_who_stops_early_is_no_error():
+    process = subprocess.Popen([sys.executable, "-m", "mha_c", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(needs.HANGS) == 1
+    process.stderr.close()
+
+
+def test_the_playground_is_opened_where_it_is_found_and_told_of_where_not(tmp_path):
+    page = tmp_path / own_layer.NAME
+    missing = command("playground", "--no-browser", cwd=tmp_path, status=None)
+    if missing.returncode:  # a package from its sources, in a folder where nobody has made the page
+        assert missing.returncode == 2 and "`make playground` in a clone" in missing.stderr
+    page.write_text('<div class="mhac" data-mhac="playground">')
+    (tmp_path / "open").write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path / "opened"}\n')
+    (tmp_path / "open").chmod(0o755)
+    done = command("playground", cwd=tmp_path, BROWSER=f"{tmp_path / 'open'} %s")
+    assert done.stdout == f"Opened {page.as_uri()}\n"
+    assert (tmp_path / "opened").read_text() == page.as_uri()
+    done = command("playground", "there.html", "--no-browser", cwd=tmp_path)
+    assert done.stdout == f"Open this in a browser: {(tmp_path / 'there.html').as_uri()}\n"
+    assert (tmp_path / "there.html").read_bytes() == page.read_bytes()
+
+
+def test_the_wheel_has_the_command():
+    """`[project.scripts]` names a function that there is; an installed package has the program itself."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (target,) = re.findall(r'^mha_c = "(.*)"$', text, re.MULTILINE)
+    module, _, function = target.partition(":")
+    code = f"import importlib; print(importlib.import_module({module!r}).{function}(['config']))"
+    assert children.python("-c", code).stdout.endswith("\n0\n")
+    installed = shutil.which("mha_c", path=str(Path(sys.executable).parent))
+    if installed:
+        done = subprocess.run([installed, "--help"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("usage: mha_c ")

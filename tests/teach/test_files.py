@@ -1,0 +1,137 @@
+"""What of a student's file is judged: what its names tell, but for parts of another; and what runs when."""
+
+import sys
+
+import pytest
+
+from mha_c.teach import files
+
+SOFTMAX = """
+import numpy as np
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+"""
+ATTENTION = """
+def attention(q, k, v, valid_lens=None):
+    scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
+    if valid_lens is not None:
+        lens = np.asarray(valid_lens).reshape(len(valid_lens), -1, 1)
+        scores = np.where(np.arange(k.shape[1]) < lens, scores, -1e6)
+    return weighted(scores, v)
+def weighted(scores, v):
+    return softmax(scores) @ v
+"""
+CAUSAL = """
+def causal_attention(q, k, v):
+    scores = q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1])
+    return softmax(np.where(np.tri(*scores.shape[1:]), scores, -np.inf)) @ v
+"""
+
+
+@pytest.fixture
+def judged(tmp_path, monkeypatch):
+    """Writes a file and judges it; afterwards Python is as it was."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    modules = dict(sys.modules)
+
+    def judge(text, name=None, kind=None, file="mine.py"):
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return files.judged(str(path), name, kind)
+
+    yield judge
+    sys.modules.clear()
+    sys.modules.update(modules)
+
+
+def names(report):
+    return [(each.name, each.kind) for each in report.judged]
+
+
+def test_a_part_of_another_is_judged_with_it_in_any_order(judged):
+    """softmax is reached through `weighted`, whose name tells nothing, and which stands behind what uses it."""
+    report = judged(SOFTMAX + ATTENTION)
+    assert report.ok and names(report) == [("attention", "dot_product")]
+
+
+def test_all_that_nobody_uses_is_judged(judged):
+    report = judged(SOFTMAX + CAUSAL + ATTENTION)
+    assert report.ok and names(report) == [("causal_attention", "causal"), ("attention", "dot_product")]
+    wrong = judged(SOFTMAX + CAUSAL.replace("np.tri(", "np.ones(").replace("*scores", "scores") + ATTENTION)
+    assert wrong.ok is False and [each.answer.ok for each in wrong.judged] == [False, True]
+    assert str(wrong).count("\n\nYour ") == 2
+
+
+def test_two_that_use_each_other_are_both_judged(judged):
+    both = ATTENTION + "def attention_2(q, k, v, valid_lens=None):\n    return attention(q, k, v, valid_lens)\n"
+    report = judged(SOFTMAX + both.replace("    return weighted", "    attention_2\n    return weighted"))
+    assert report.ok and len(report.judged) == 2
+
+
+def test_a_part_is_judged_alone_where_it_is_named(judged):
+    report = judged(SOFTMAX + ATTENTION, "softmax", "masked_softmax")
+    assert names(report) == [("softmax", "masked_softmax")] and report.judged[0].answer.mistakes == ["no_mask"]
+
+
+def test_a_kind_takes_what_has_it_by_name_or_else_what_there_is(judged):
+    assert names(judged(SOFTMAX + CAUSAL + ATTENTION, kind="causal")) == [("causal_attention", "causal")]
+    alone = judged(SOFTMAX + CAUSAL.replace("causal_attention", "f"), kind="causal")
+    assert alone.ok and names(alone) == [("f", "causal")]
+    several = judged("def f(q, k, v): pass\ndef g(q, k, v): pass\n", kind="causal")
+    assert several.problem.id == "nothing_to_judge" and "it defines f, g" in str(several)
+    assert judged(CAUSAL, kind="causality").problem.id == "no_such_kind"
+
+
+def test_what_is_imported_or_private_is_not_judged(judged):
+    judged(SOFTMAX + ATTENTION, file="others.py")
+    report = judged("from others import attention\ndef _attention(q, k, v): pass\n")
+    assert report.problem.id == "nothing_to_judge" and "it defines no function and no class" in str(report)
+    assert judged("from others import attention\n", "attention").ok
+
+
+def test_a_name_may_be_a_class_or_a_layer(judged):
+    text = """
+        from dataclasses import dataclass
+        import mha_c
+        @dataclass
+        class Options:
+            heads: int = 2
+        layer = mha_c.MultiHeadAttention(8, Options().heads, 0.0, rng=0)
+        class DotProductAttention(mha_c.DotProductAttention):
+            pass
+    """
+    text = "\n".join(line[8:] for line in text.splitlines())
+    assert judged(text, "layer", "multi_head").ok
+    assert names(judged(text)) == [("DotProductAttention", "dot_product")]
+    assert judged(text, "Options").judged[0].problem.id == "not_judged"
+
+
+def test_a_file_finds_its_neighbours_and_its_name_is_not_main(judged, tmp_path):
+    (tmp_path / "helper_of_mine.py").write_text(SOFTMAX)
+    text = f"from helper_of_mine import np, softmax{ATTENTION}\nif __name__ == '__main__':\n    raise SystemExit(1)\n"
+    assert judged(text).ok
+    assert not (tmp_path / "__pycache__" / "mine.cpython-39.pyc").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [
+        ("x = 1\nraise KeyError('a')", 2, "KeyError: 'a'"),
+        ("x = (", 1, "SyntaxError"),
+        ("import sys\nsys.exit()", 2, "ends the program"),
+        ("def f():\n    import nothing_such\nf()", 2, "install it where mha_c is"),
+        ("x = '\0'", None, "null bytes"),
+    ],
+)
+def test_what_does_not_import_is_told_with_its_line(judged, text, line, says):
+    problem = judged(text).problem
+    assert problem.id == "does_not_import" and says in str(problem)
+    assert problem.line == line or (line is None and says in str(problem))
+
+
+def test_files_that_are_none(judged, tmp_path):
+    assert files.judged(str(tmp_path)).problem.id == "no_such_file"
+    assert "nbconvert" in str(judged("{}", file="mine.ipynb").problem)
