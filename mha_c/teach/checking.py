@@ -11,8 +11,8 @@ import numpy as np
 from .._arguments.calls import refuses_at_the_call
 from . import lawful
 from .answers import NEAR, Answer, Example, Lines, written
+from .kinds import told
 from .mistakes import SOURCES, Mistake, function, known, sources
-from .names import told
 from .probes import Inputs, probes
 from .student import NoOutput, Outcome, Student, Way, gradients_recorded, own_line
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from .._arguments.calls import refuses_at_the_call
 from .answers import NEAR, written
+from .kinds import told
 from .mistakes import KINDS
-from .names import told
 from .probes import Inputs
 from .student import WEIGHTS, Student, Way, gradients_recorded, own_line
 

@@ -13,8 +13,8 @@ from .._arguments import scalars
 from .._arguments.calls import refuses_at_the_call
 from .answers import NEAR, Answer
 from .checking import check
+from .kinds import unknown_kind
 from .mistakes import KINDS, Mistake, function, known, sources
-from .names import unknown_kind
 from .probes import Sizes, probes
 
 

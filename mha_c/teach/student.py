@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.arrays import is_tensor
+from .._recognize import HEADS, attribute, books_name, parameters, taken
 from . import book
-from .names import HEADS, attribute, books_name, parameters, taken
 from .probes import Inputs, Sizes, probes
 
 if TYPE_CHECKING:

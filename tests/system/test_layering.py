@@ -151,7 +151,7 @@ ORDER = [
     ("layers", "variants", "similarity", "grouped"),
     ("dask",),
     ("selftest",),
-    ("viz",),
+    ("viz", "_recognize"),
     ("teach", "_layers_with_heads", "_explain", "threadpool", "_head_tables"),
     ("_patterns",),
     ("_cost",),

@@ -1,0 +1,15 @@
+"""What an attention that somebody has written takes and holds, by whatever names: `teach` and `convert` both ask here.
+
+    arguments(mine)      {parameter of a call: the book's name for it, "mask", or ""}
+    weights_of(layer)    where the layer keeps W_q, W_k, W_v, W_o or W_q, W_k, w_v: to be read, written, and named
+
+Neither torch nor teach is imported: a layer of torch is one whose parameters have names.
+"""
+
+from .names import HEADS, arguments, attribute, books_name, parameters, taken
+from .weights import ADDITIVE, MULTI_HEAD, Part, Weights, weights_of
+
+__all__ = [
+    "ADDITIVE", "HEADS", "MULTI_HEAD", "Part", "Weights", "arguments", "attribute", "books_name", "parameters",
+    "taken", "weights_of",
+]  # fmt: skip

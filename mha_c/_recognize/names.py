@@ -1,0 +1,107 @@
+"""What people call things: which of the book's arguments a parameter is, which of its weights an attribute is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+OTHERS = {  # the book's names, and others for the same
+    "queries": "query q hidden decoder_hidden dec_hidden decoder_state hidden_state",
+    "keys": "key k encoder_outputs encoder_output enc_outputs enc_output enc_out memory context annotations",
+    "values": "value v",
+    "X": "x input inputs scores score s a logits hidden_states",
+    "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths",
+    "w_v": "wv", "num_heads": "n_heads heads h H nhead n_head nheads num_head num_attention_heads head_num",
+    "num_kv_heads": "n_kv_heads n_kv_head kv_heads num_key_value_heads num_kv_groups n_kv",
+    "head_dim": "d_k dim_head d_head head_size dim_per_head per_head_dim d_keys depth head_width",
+    "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim d_out n_embd emb_dim embed_size",
+    "max_len": "max_length context_length block_size",
+    "query_size": "d d_k", "key_size": "", "value_size": "",
+    "dropout": "dropout_p drop p dropout_rate attn_dropout dropout_prob attn_drop", "bias": "use_bias qkv_bias",
+}  # fmt: skip
+HEADS = ("num_heads", *OTHERS["num_heads"].split())
+# Parameters that stand in no argument's place.
+_NOBODYS = re.compile("mask|drop|train|bias|scale|return|need|average|causal|cache|past|position", re.IGNORECASE)
+
+# Words of a weight's name that say nothing: W_q, fc_q, linear_q, q_lin, to_q, w_qs, query_projection are one.
+_FILL = (
+    "w wt weight weights fc lin linear proj projection project to layer dense net map attn attention self mat matrix "
+    "transform in u"
+).split()
+_ROOTS = {
+    "q": "q qs wq wqs uq query queries", "k": "k ks wk wks uk key keys", "v": "v vs wv wvs uv value values val",
+    "o": "o wo w0 out outs output outputs concat final unify unifyheads combine merge joint",
+    "qkv": "qkv wqkv", "kv": "kv wkv",
+}  # fmt: skip
+_ROOT = {word: root for root, words in _ROOTS.items() for word in words.split()}
+_WHOLE = {  # names that are made of such words alone, or stand in for a name
+    "in_proj": "qkv", "c_attn": "qkv", "query_key_value": "qkv", "c_proj": "o", "proj": "o", "projection": "o",
+    "fc": "o", "linear": "o", "dense": "o", "w_0": "o", "w": "o", "fc_o": "o", "last": "o",
+}  # fmt: skip
+
+
+def books_name(name: str, wanted: list[str]) -> str:
+    """Which of the wanted names of the book `name` stands for, or ""."""
+    for each in wanted:
+        if name.lower() == each.lower() or name.lower() in OTHERS.get(each, "").lower().split():
+            return each
+        if each.startswith("W_") and root_of(name) == each[2:]:
+            return each
+    return ""
+
+
+def root_of(name: str) -> str:
+    """What a weight of this name makes: "q", "k", "v", "o", "qkv", "kv", or "" where the name does not say."""
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_")
+    name = name[: -len("_weight")] if name.endswith("_weight") else name
+    if name in _WHOLE:
+        return _WHOLE[name]
+    words = [word for word in name.split("_") if word not in _FILL]
+    return _ROOT.get("".join(words), "")
+
+
+def attribute(layer: Any, name: str) -> str:
+    """What a layer calls the weight of this name of the book, or ""."""
+    if hasattr(layer, name):
+        return name
+    held = ((each, getattr(layer, each, None)) for each in dir(layer) if books_name(each, [name]))
+    return next((each for each, weight in held if hasattr(weight, "weight") or hasattr(weight, "shape")), "")
+
+
+def parameters(mine: Any) -> list[inspect.Parameter]:
+    """Of a call; none where it is written in C, or takes any number of them."""
+    call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
+    try:
+        found = list(inspect.signature(call).parameters.values())[isinstance(mine, type) :]  # without self
+    except (TypeError, ValueError):
+        return []
+    return [] if any(p.kind is p.VAR_POSITIONAL for p in found) else [p for p in found if p.kind is not p.VAR_KEYWORD]
+
+
+def taken(mine: Any, wanted: list[str]) -> dict[str, str]:
+    """{parameter: the book's name for it, or ""}; one by another name is what stands in its place."""
+    found = parameters(mine)
+    names = dict.fromkeys((p.name for p in found), "")
+    for parameter in found:
+        name = books_name(parameter.name, wanted)
+        names[parameter.name] = name if name not in names.values() else ""
+    for parameter, name in zip(found, wanted):
+        if not names[parameter.name] and name not in names.values() and not _is_nobodys(parameter):
+            names[parameter.name] = name
+    return names or {name: name for name in wanted}
+
+
+def arguments(mine: Any) -> dict[str, str]:
+    """{parameter of a call: "queries", "keys", "values", "valid_lens", "mask", or ""}.
+
+    A call with queries alone is self-attention; one with queries and keys alone has values that are the keys.  Which
+    keys a mask hides, and whether a parameter that says nothing matters, only numbers can tell.
+    """
+    found = taken(mine, ["queries", "keys", "values", "valid_lens"])
+    masks = [name for name, ours in found.items() if not ours and "mask" in name.lower()]
+    return {**found, **dict.fromkeys(masks, "mask")}
+
+
+def _is_nobodys(parameter: inspect.Parameter) -> bool:
+    return bool(_NOBODYS.search(parameter.name)) or isinstance(parameter.default, (bool, str))

@@ -1,0 +1,390 @@
+"""Which attribute of a layer is which weight of the book: `weights_of` finds them, by names and by sizes.
+
+A layer is anything with attributes: a module of torch, or a class that keeps arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from .names import HEADS, OTHERS, root_of
+
+MULTI_HEAD = "W_q", "W_k", "W_v", "W_o"
+ADDITIVE = "W_q", "W_k", "w_v"
+_SCORERS = "w_v wv v va v_a vt v_t score energy".split()
+
+
+class Part(NamedTuple):
+    """A stored weight, or some of its outputs or inputs.
+
+    Attributes
+    ----------
+    weight, bias : str
+        Paths from the layer, such as "heads.0.key.weight"; bias is "" where there is none.
+    turned : bool
+        Whether it is stored as (outputs, inputs), as a Linear does; else (inputs, outputs), as in X @ W.
+    rows : sequence of int, optional
+        The outputs that belong to it; None: all.
+    columns : slice, optional
+        The inputs that belong to it; None: all.
+    """
+
+    weight: str
+    bias: str = ""
+    turned: bool = True
+    rows: Optional[Sequence[int]] = None
+    columns: Optional[slice] = None
+
+    def __str__(self) -> str:
+        name = self.weight[: -len(".weight")] if self.weight.endswith(".weight") else self.weight
+        if self.columns is not None:
+            return f"{name}[inputs {self.columns.start or 0}:{self.columns.stop or ''}]"
+        return name if self.rows is None else f"{name}[outputs {self.rows[0]}..{self.rows[-1]}]"
+
+
+class Weights(NamedTuple):
+    """Where a layer keeps the weights of the book.
+
+    Attributes
+    ----------
+    parts : dict
+        {the book's name: its parts, joined along the outputs}.  A layer may have no W_o.
+    num_heads, num_kv_heads : int
+        Heads of queries; heads of keys and values.  1 where the layer says nothing of heads.
+    """
+
+    parts: dict[str, tuple[Part, ...]]
+    num_heads: int = 1
+    num_kv_heads: int = 1
+
+    def get(self, layer: Any, name: str) -> Any:
+        """The weight of this name of the book, (inputs, outputs) as in X @ W, as an array; w_v is (inputs,)."""
+        found = np.concatenate([_stored(layer, part)[_place(part)].T for part in self.parts[name]], axis=1)
+        return found[:, 0] if name == "w_v" else found
+
+    def set(self, layer: Any, name: str, new: Any) -> None:
+        """Write the weight of this name, of the shape that `get` gives, into the layer."""
+        new, begin = np.asarray(new), 0
+        new = new[:, None] if new.ndim == 1 else new
+        for part in self.parts[name]:
+            stored = _stored(layer, part).copy()
+            count = stored[_place(part)].shape[0]
+            stored[_place(part)] = new[:, begin : begin + count].T
+            _write(layer, part.weight, stored if part.turned else stored.T)
+            begin += count
+
+    def bias(self, layer: Any, name: str) -> Any:
+        """The bias that is added where this weight multiplies, (outputs,); None where there is none."""
+        found = [_bias(layer, part) for part in self.parts[name]]
+        if any(x is None for x in found):
+            return None
+        return np.concatenate(
+            [x if part.rows is None else x[list(part.rows)] for x, part in zip(found, self.parts[name])]
+        )
+
+    def clear_biases(self, layer: Any) -> None:
+        """Write zeros into all biases."""
+        for path in {part.bias for parts in self.parts.values() for part in parts} - {""}:
+            if _at(layer, path) is not None:
+                _write(layer, path, np.zeros(tuple(_at(layer, path).shape)))
+
+    def sizes(self, layer: Any) -> dict[str, tuple[int, int]]:
+        """{name: (inputs, outputs)}; 0 for a size that the first call of a layer sets."""
+        return {
+            name: (_shape(layer, parts[0])[1], sum(_shape(layer, part)[0] for part in parts))
+            for name, parts in self.parts.items()
+        }
+
+    def places(self) -> dict[str, str]:
+        """{the book's name: where it is}, for messages: {"W_q": "c_attn[outputs 0..7]"}."""
+        return {name: ", ".join(map(str, parts)) for name, parts in self.parts.items()}
+
+
+def weights_of(layer: Any, kind: str = "", given: Optional[dict[str, str]] = None) -> list[Weights]:
+    """The ways in which a layer's weights can be those of the book, the likeliest first; [] where there is none.
+
+    Several ways are left where names and sizes do not tell: a matrix may be meant as X @ W or as a Linear's, thirds of
+    a joint projection may be whole or head by head.  Numbers tell.
+
+    Parameters
+    ----------
+    layer : object
+        Its attributes, and those of its parts, hold weights: Linears, matrices, lists of Linears.
+    kind : str
+        "multi_head" or "additive"; "": whichever it is.
+    given : dict, optional
+        {"W_q": "my_query", ...}: paths of those that are not to be guessed.
+    """
+    held = _Held(layer)
+    found: list[Weights] = []
+    if kind in ("", "multi_head"):
+        found += held.multi_head(given or {})
+    if kind in ("", "additive") and not found:
+        found += held.additive(given or {})
+    return found
+
+
+# ---- what a layer holds --------------------------------------------------------------------------------------------
+
+
+class _Leaf(NamedTuple):
+    """One projection, or one matrix that may be one."""
+
+    name: str  # without numbers: "heads.key"
+    place: tuple[int, ...]  # the numbers in it: of "heads.3.key" (3,)
+    part: Part
+    shape: tuple[int, int]  # (outputs, inputs); 0 where not known yet
+
+    @property
+    def path(self) -> str:
+        return str(self.part)
+
+
+class _Held:
+    """What a layer holds that can be weights."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.leaves = list(_leaves(layer))
+
+    def heads(self) -> tuple[Optional[int], Optional[int]]:
+        """(heads of queries, heads of keys) as attributes of the layer say; None where they do not."""
+        return self._number("num_heads"), self._number("num_kv_heads")
+
+    def _number(self, name: str) -> Optional[int]:
+        names = HEADS if name == "num_heads" else (name, *OTHERS[name].split())
+        found = (getattr(self.layer, each, None) for each in names)
+        return next((x for x in found if isinstance(x, int) and not isinstance(x, bool) and x > 0), None)
+
+    # ---- projections of queries, keys and values --------------------------------------------------
+
+    def multi_head(self, given: dict[str, str]) -> list[Weights]:
+        """The ways in which these are W_q, W_k, W_v, and perhaps W_o."""
+        groups: dict[str, list[_Leaf]] = {}
+        for leaf in self.leaves:
+            groups.setdefault(leaf.name, []).append(leaf)
+        by_root: dict[str, list[_Leaf]] = {}
+        for name, leaves in groups.items():
+            asked = next((ours for ours, path in given.items() if path in (name, *(leaf.path for leaf in leaves))), "")
+            root = asked[2:] if asked else _root_of_path(name)
+            if root and not (given and not asked and f"W_{root}" in given):
+                by_root.setdefault(root, []).extend(leaves)
+        if not {"q", "qkv"} & {*by_root}:
+            by_root = next((_counted(leaves) for leaves in groups.values() if len(leaves) in (3, 4)), by_root)
+        if all(leaf.shape[0] == 1 for leaf in by_root.get("v", [])) and any(
+            x.shape[0] > 1 for x in by_root.get("q", [])
+        ):
+            by_root.pop("v", None)  # w_v, which makes a score
+        joint = next((one for one in by_root if one in ("qkv", "kv")), "")
+        if not ({"q", "k", "v"} <= {*by_root} or "qkv" in by_root or {"q", "kv"} <= {*by_root}):
+            return []
+        used = {id(leaf) for root in ("q", "k", "v", joint) for leaf in by_root.get(root, [])}
+        rest = [leaf for leaf in self.leaves if id(leaf) not in used]
+        named = [leaf for leaf in by_root.get("o", []) if id(leaf) not in used]
+        out = named[:1] if named and named[0].place[:1] in ((), (0,), (3,)) else rest[:1] if len(rest) == 1 else []
+        found = [{**parts, **({"W_o": (out[0].part,)} if out else {})} for parts in self._projections(by_root, joint)]
+        return list(itertools.chain.from_iterable(map(self._with_heads, map(self._both_ways, found))))
+
+    def _projections(self, by_root: dict[str, list[_Leaf]], joint: str) -> Iterator[dict[str, tuple[Part, ...]]]:
+        """{W_q, W_k, W_v: parts} of each order of a joint projection."""
+        alone = {f"W_{x}": tuple(leaf.part for leaf in by_root[x]) for x in "qkv" if x in by_root}
+        if not joint:
+            yield alone
+            return
+        leaf = by_root[joint][0]
+        letters = _letters(leaf.name, joint)
+        heads = self._number("num_heads") or 1
+        for rows in _orders(leaf.shape[0], len(letters), heads if joint == "qkv" else 1):
+            cut = {f"W_{x}": (leaf.part._replace(rows=own),) for x, own in zip(letters, rows)}
+            yield {**{name: parts for name, parts in alone.items() if name not in cut}, **cut}
+
+    def _with_heads(self, ways: list[dict[str, tuple[Part, ...]]]) -> list[Weights]:
+        asked, shared = self.heads()
+        found = []
+        for parts in ways:
+            shapes = {name: sum(_shape(self.layer, part)[0] for part in own) for name, own in parts.items()}
+            heads = asked or (len(parts["W_q"]) if len(parts["W_q"]) > 1 else None)
+            size = self._number("head_dim")
+            if heads is None and size and shapes["W_q"] % size == 0 and len(parts["W_q"]) == 1:
+                heads = shapes["W_q"] // size
+            heads = heads or 1
+            width = shapes["W_q"] // heads
+            kv = shapes["W_k"] // width if width and shapes["W_k"] % width == 0 else shared or heads
+            found.append(Weights(parts, heads, kv or heads))
+        return found
+
+    def _both_ways(self, parts: dict[str, tuple[Part, ...]]) -> list[dict[str, tuple[Part, ...]]]:
+        """As they are; and with matrices that are not in a Linear as (outputs, inputs), where that may be."""
+        bare = [name for name, own in parts.items() if any(not part.turned and not part.bias for part in own)]
+        if not bare or any(hasattr(_at(self.layer, p.weight.rpartition(".")[0]), "nf") for n in bare for p in parts[n]):
+            return [parts]
+        return [parts, {name: tuple(part._replace(turned=True) for part in own) for name, own in parts.items()}]
+
+    # ---- additive scores --------------------------------------------------------------------------
+
+    def additive(self, given: dict[str, str]) -> list[Weights]:
+        """The ways in which these are W_q, W_k and w_v, or one projection of query and key side by side, and w_v."""
+        if not 2 <= len(self.leaves) <= 3:
+            return []
+        asked = {leaf.path: ours for leaf in self.leaves for ours, path in given.items() if path == leaf.path}
+        vectors = [x for x in self.leaves if asked.get(x.path) == "w_v"] or [x for x in self.leaves if 1 in x.shape]
+        if len(vectors) != 1:
+            vectors = [x for x in self.leaves if x.name.lower() in _SCORERS]
+        if len(vectors) != 1:
+            return []
+        one = vectors[0].part
+        w_v = (one._replace(turned=vectors[0].shape[0] == 1 if 1 in vectors[0].shape else one.turned),)
+        others = [leaf for leaf in self.leaves if leaf is not vectors[0]]
+        if len(others) == 1:
+            return self._side_by_side(others[0], w_v)
+        roots = [asked.get(leaf.path, "W_" + _root_of_path(leaf.name)) for leaf in others]
+        orders = [others[::-1]] if roots[0] == "W_k" or roots[1] == "W_q" else [others]
+        if not {"W_q", "W_k"} & {*roots}:
+            orders = [others, others[::-1]]
+        ways = [{"W_q": (q.part,), "W_k": (k.part,), "w_v": w_v} for q, k in orders]
+        return [Weights(each) for way in ways for each in self._both_ways(way)]
+
+    def _side_by_side(self, leaf: _Leaf, w_v: tuple[Part, ...]) -> list[Weights]:
+        """One projection of [query; key]: equal halves, or any cut that numbers may tell."""
+        n = leaf.shape[1]
+        cuts = sorted(range(1, n), key=lambda i: abs(2 * i - n))
+        found = []
+        for cut in cuts:
+            first, second = leaf.part._replace(columns=slice(0, cut)), leaf.part._replace(columns=slice(cut, n))
+            second_alone = second._replace(bias="")  # it is added once
+            found += [Weights({"W_q": (first,), "W_k": (second_alone,), "w_v": w_v})]
+            found += [Weights({"W_q": (second,), "W_k": (first._replace(bias=""),), "w_v": w_v})]
+        return found
+
+
+def _root_of_path(name: str) -> str:
+    """Of "heads.key" that of "key"; of "to_out" or "to_out.proj" that of "to_out"."""
+    words = name.split(".")
+    found = [root_of(word) for word in words]
+    return next(filter(None, [found[-1], *found]), "")
+
+
+def _counted(leaves: list[_Leaf]) -> dict[str, list[_Leaf]]:
+    """linears[0] ... linears[3] of one list are W_q, W_k, W_v, W_o."""
+    return {letter: [leaf] for letter, leaf in zip("qkvo", leaves)} if all(x.name and x.place for x in leaves) else {}
+
+
+def _letters(name: str, joint: str) -> str:
+    """The order of the parts of a joint projection, if its name says one: "qkv", "kqv", ..."""
+    found = re.search("[qkv]{2,3}", name.lower().rpartition(".")[2])
+    return found[0] if found and {*found[0]} == {*joint} and len(found[0]) == len(joint) else joint
+
+
+def _orders(outputs: int, parts: int, heads: int) -> Iterator[list[Sequence[int]]]:
+    """Which outputs are q, k, v: one after the other; so for each head; or for each feature, beside each other."""
+    size = outputs // parts
+    yield [range(i * size, (i + 1) * size) for i in range(parts)]
+    if heads > 1 and size % heads == 0:
+        each = np.arange(outputs).reshape(heads, parts, -1)
+        yield [tuple(each[:, i].ravel().tolist()) for i in range(parts)]
+    if heads and size % heads == 0 and size:
+        each = np.arange(outputs).reshape(-1, parts, heads)
+        yield [tuple(each[:, i].T.ravel().tolist()) for i in range(parts)]
+
+
+# ---- attributes ----------------------------------------------------------------------------------------------------
+
+
+def _leaves(layer: Any) -> Iterator[_Leaf]:
+    if not hasattr(layer, "named_parameters"):
+        for name, held in vars(layer).items():
+            owner, path = (held, f"{name}.weight") if hasattr(held, "weight") else (None, name)
+            stored = held if owner is None else held.weight
+            if len(getattr(stored, "shape", ())) in (1, 2):
+                bias = f"{name}.bias" if getattr(owner, "bias", None) is not None else ""
+                yield _leaf(layer, path, bias, owner is not None)
+        return
+    for path, _ in layer.named_parameters():
+        owner_path, _, last = path.rpartition(".")
+        owner = _at(layer, owner_path)
+        projects = hasattr(owner, "in_features") or hasattr(owner, "nf")
+        if projects and last == "weight":
+            has_bias = getattr(owner, "bias", None) is not None
+            yield _leaf(layer, path, f"{owner_path}.bias" if has_bias else "", not hasattr(owner, "nf"))
+        elif not projects and "bias" not in last.lower() and not hasattr(owner, "normalized_shape"):
+            bias = path[: -len("weight")] + "bias" if last.endswith("_weight") else ""  # as in torch's own layer
+            bias = bias if bias and getattr(owner, last[: -len("weight")] + "bias", None) is not None else ""
+            if _is_open(_at(layer, path)) or len(_at(layer, path).shape) in (1, 2):
+                yield _leaf(layer, path, bias, last.endswith("_weight"))
+
+
+def _leaf(layer: Any, path: str, bias: str, turned: bool) -> _Leaf:
+    words = path.split(".")
+    words = words[:-1] if words[-1] == "weight" and len(words) > 1 else words
+    part = Part(path, bias, turned)
+    return _Leaf(
+        ".".join(word for word in words if not word.isdigit()),
+        tuple(int(word) for word in words if word.isdigit()),
+        part, _shape(layer, part),
+    )  # fmt: skip
+
+
+def _at(layer: Any, path: str) -> Any:
+    """What is at the end of a path; names of torch's lists are numbers, and Python's lists take them as such."""
+    found = layer
+    for word in filter(None, path.split(".")):
+        found = found[int(word)] if word.isdigit() and isinstance(found, (list, tuple)) else getattr(found, word)
+    return found
+
+
+def _is_open(stored: Any) -> bool:
+    return type(stored).__name__.startswith("Uninitialized")
+
+
+def _shape(layer: Any, part: Part) -> tuple[int, int]:
+    """(outputs, inputs) of a part; 0 for what is not known yet."""
+    stored = _at(layer, part.weight)
+    if _is_open(stored):
+        owner = _at(layer, part.weight.rpartition(".")[0])
+        return int(getattr(owner, "out_features", 0)), int(getattr(owner, "in_features", 0))
+    sizes = tuple(stored.shape) if len(stored.shape) == 2 else (stored.shape[0], 1)
+    outputs, inputs = sizes if part.turned else sizes[::-1]
+    if len(stored.shape) == 1:
+        outputs, inputs = 1, stored.shape[0]
+    if part.columns is not None:
+        inputs = len(range(*part.columns.indices(inputs)))
+    return (outputs if part.rows is None else len(part.rows)), inputs
+
+
+def _stored(layer: Any, part: Part) -> Any:
+    """A stored weight as an array (outputs, inputs)."""
+    stored = np.asarray(_plain(_at(layer, part.weight)))
+    if stored.ndim == 1:
+        return stored[None]
+    return stored if part.turned else stored.T
+
+
+def _place(part: Part) -> Any:
+    rows: Any = slice(None) if part.rows is None else list(part.rows)
+    return rows, slice(None) if part.columns is None else part.columns
+
+
+def _bias(layer: Any, part: Part) -> Any:
+    found = _at(layer, part.bias) if part.bias else None
+    return None if found is None else np.asarray(_plain(found))
+
+
+def _plain(x: Any) -> Any:
+    return x.detach().cpu().numpy() if hasattr(x, "detach") else x
+
+
+def _write(layer: Any, path: str, new: Any) -> None:
+    """Write an array into an attribute: into the numbers of a tensor, in the place of an array."""
+    owner, _, name = path.rpartition(".")
+    owner = _at(layer, owner)
+    old = getattr(owner, name)
+    new = np.asarray(new).reshape(tuple(old.shape))
+    if hasattr(old, "detach"):
+        old.data.copy_(old.data.new_tensor(new))
+    else:
+        setattr(owner, name, np.array(new, old.dtype))
