@@ -27,21 +27,26 @@ def stub():
 STUB = stub()
 
 
+def positions(name, *args, **named):
+    """What the compiled function of this name gets."""
+    given, parameters = list(args), STUB[name]
+    for parameter, default in parameters[len(args) :]:
+        if parameter not in named and default is ...:
+            break
+        given.append(named.pop(parameter, default))
+    assert not named, f"{name} has no {', '.join(named)}"
+    for i, (parameter, _) in enumerate(parameters[: len(given)]):
+        if parameter == "valid_lens":
+            given[i] = to_lengths(given[i])
+    return given
+
+
 def by_keyword(name):
-    function, parameters = getattr(_core, name), STUB[name]
+    function = getattr(_core, name)
 
     @functools.wraps(function)
     def call(*args, **named):
-        given = list(args)
-        for parameter, default in parameters[len(args) :]:
-            if parameter not in named and default is ...:
-                break
-            given.append(named.pop(parameter, default))
-        assert not named, f"{name} has no {', '.join(named)}"
-        for i, (parameter, _) in enumerate(parameters[: len(given)]):
-            if parameter == "valid_lens":
-                given[i] = to_lengths(given[i])
-        return function(*given)
+        return function(*positions(name, *args, **named))
 
     return call
 
