@@ -29,13 +29,16 @@ def in_time(scene):
 @pytest.mark.parametrize("n", [2, 4])
 @pytest.mark.parametrize("way", ["forward", "backward"])
 def test_a_rank_dies_in_the_ring(n, way):
-    with World(n, timeout=TIMEOUT) as world:
-        results = world.ask(cases.ring_with_a_death, n - 1, way)
-        assert results[n - 1] is None
-        for rank, (first, second) in enumerate(results[: n - 1]):
-            text = is_an_error(*first)
-            assert f"ring_attention: rank {rank} of {n} waited for rank" in text and "has died, hangs" in text
-            assert "this group cannot be used any more" in is_an_error(*second)  # which is said without waiting
+
+    def scene(timeout):
+        with World(n, timeout=timeout) as world:
+            results = world.ask(cases.ring_with_a_death, n - 1, way)
+        return results if results[n - 1] is None else None
+
+    for rank, (first, second) in enumerate(in_time(scene)[: n - 1]):
+        text = is_an_error(*first)
+        assert f"ring_attention: rank {rank} of {n} waited for rank" in text and "has died, hangs" in text
+        assert "this group cannot be used any more" in is_an_error(*second)  # which is said without waiting
 
 
 def test_a_rank_that_is_late_beyond_the_timeout():
