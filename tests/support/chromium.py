@@ -68,7 +68,7 @@ class Browser:
             self._call("DELETE", "")
         finally:
             self._driver.terminate()
-            self._driver.wait(10)
+            self._driver.wait(PATIENCE)
             self._driver.stdout.close()
             shutil.rmtree(self._profile, ignore_errors=True)
 

@@ -163,8 +163,8 @@ def test_root(numbers, d, factor):
 def test_cost_measures_both_ways(play):
     shown = play("ch=cost&largest=256&depth=32")
     press(shown, "Measure")
-    shown.browser.until(lambda: "n = 256" in " ".join(shown.texts(".mhac-arith")), seconds=60)
-    shown.browser.until(lambda: "Measure" in shown.texts(".mhac-button"), seconds=60)
+    shown.browser.until(lambda: "n = 256" in " ".join(shown.texts(".mhac-arith")))
+    shown.browser.until(lambda: "Measure" in shown.texts(".mhac-button"))
     shown.press("6")
     shown.browser.until(lambda: "Draw again" in shown.texts(".mhac-button"))
     shown.press("7")  # a question from the hall takes no measurement away
