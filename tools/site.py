@@ -51,7 +51,8 @@ REFERENCE = {  # page: title, and for each module its names; None: its __all__
     }),
     "functional": ("Functions of arrays", {"mha_c.functional": None}),
     "torch": ("Inside torch", {
-        "mha_c.torch": None, "mha_c.torch.functional": None, "mha_c.torch.variants": None, "mha_c.d2l": None,
+        "mha_c.torch": None, "mha_c.torch.nn": None, "mha_c.torch.functional": None, "mha_c.torch.variants": None,
+        "mha_c.d2l": None,
     }),
     "processes": ("Several processes", {"mha_c.torch.distributed": None, "mha_c.dask": None}),
     "teaching": ("Pages, steps, heads", {
@@ -69,7 +70,7 @@ SEARCHED = {
 TAKE_ALONG = """{{download}}`This notebook as a file </files/{name}.ipynb>`, without results and with all data that it
 reads: for Jupyter, Colab or JupyterLite."""
 NOTEBOOK = re.compile(r"((?:^|notebooks/)(?:" + "|".join(notebooks.names()) + r"))\.md$")
-MODULES = {"functional", "variants", "METHODS"}  # names in an __all__ that are no functions and no classes
+MODULES = {"functional", "nn", "variants", "METHODS"}  # names in an __all__ that are no functions and no classes
 
 
 def names_of(module, names):

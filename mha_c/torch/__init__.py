@@ -9,7 +9,7 @@ torch.Size([8, 8])
 
 Layers of the book: MultiHeadAttention, DotProductAttention, AdditiveAttention, KernelAttention, PositionalEncoding,
 AttentionDecoder, Seq2SeqAttentionDecoder.  Functions: mha_c.torch.functional.  Other systems' layers:
-mha_c.torch.variants.
+mha_c.torch.variants; the twin of torch's own: mha_c.torch.nn.MultiheadAttention.
 convert(model) replaces the attention modules of d2l and torch inside a model; mha_c.d2l replaces the classes of the
 book's package.
 """
@@ -23,7 +23,7 @@ except ModuleNotFoundError as missing:
         raise
     raise ModuleNotFoundError("mha_c.torch needs torch: pip install torch", name="torch") from None
 
-from . import _private, functional, variants
+from . import _private, functional, nn, variants
 from ._decoder.decoding import KeyValueCache
 from ._decoder.projected import ProjectedKeyValues
 from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
@@ -32,7 +32,6 @@ from .frozen import frozen
 from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
-from .multihead import MultiheadAttention
 from .positions import PositionalEncoding
 from .saving import safe_globals
 from .similarity import KernelAttention
@@ -47,7 +46,6 @@ __all__ = [
     "KernelAttention",
     "KeyValueCache",
     "MultiHeadAttention",
-    "MultiheadAttention",
     "PositionalEncoding",
     "ProjectedKeyValues",
     "ProjectedKeys",
@@ -57,6 +55,7 @@ __all__ = [
     "frozen",
     "functional",
     "masked_softmax",
+    "nn",
     "safe_globals",
     "sequence_mask",
     "to_torch_state",

@@ -23,7 +23,7 @@ from ._module import AttentionModule
 from ._twins import twin
 from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
-from .multihead import MultiheadAttention
+from .nn import MultiheadAttention
 
 
 class _Kind(NamedTuple):
@@ -51,9 +51,9 @@ def convert(module: nn.Module) -> nn.Module:
     """Convert the attention modules inside `module` to ours, in place, and return `module`.
 
     d2l's MultiHeadAttention, AdditiveAttention, DotProductAttention, GQAAttention and CausalAttention of any generation
-    become our classes of the same names, nn.MultiheadAttention becomes `mha_c.torch.MultiheadAttention`.  The modules
-    and parameters stay the same objects, so optimizers keep working; modes, your own attributes, hooks of the model
-    around them and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on a few
+    become our classes of the same names, nn.MultiheadAttention becomes `mha_c.torch.nn.MultiheadAttention`.  The
+    modules and parameters stay the same objects, so optimizers keep working; modes, your own attributes, hooks of the
+    model around them and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on a few
     small inputs are compared with ours, including gradients and the place of its dropout.
 
     Parameters
@@ -87,7 +87,7 @@ def convert(module: nn.Module) -> nn.Module:
     >>> import torch, mha_c.torch
     >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     >>> type(mha_c.torch.convert(model).self_attn)
-    <class 'mha_c.torch.multihead.MultiheadAttention'>
+    <class 'mha_c.torch.nn.MultiheadAttention'>
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"convert takes a torch module, got {type(module).__name__}")

@@ -8,7 +8,7 @@ from . import variants
 from .bahdanau import Seq2SeqAttentionDecoder
 from .grouped import CausalAttention, GQAAttention
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
-from .multihead import MultiheadAttention
+from .nn import MultiheadAttention
 from .positions import PositionalEncoding
 from .similarity import KernelAttention
 

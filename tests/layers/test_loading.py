@@ -145,7 +145,7 @@ def _whole_modules():
         "dot": (ours.DotProductAttention(0.1), (x.double(), x.double(), x.double())),
         "bfloat16": (ours.MultiHeadAttention(8, 8, 8, 8, 2, 0.1).bfloat16(), (x.bfloat16(),) * 3),
         "decoder": (decoder, (tokens, decoder.init_state(encoded, torch.tensor([7, 3])))),
-        "nn's": (ours.MultiheadAttention(8, 2, batch_first=True), (x, x, x)),
+        "nn's": (ours.nn.MultiheadAttention(8, 2, batch_first=True), (x, x, x)),
         "grouped": (ours.GQAAttention(8, 2, 1, rope=True), (x, x, x, torch.tensor([3, 5]))),
         "of the GPT": (ours.CausalAttention(8, 2), (x,)),
         "course": (ours.variants.MultiHeadedSelfAttention(8, 2), (x,)),

@@ -107,7 +107,7 @@ def test_a_refused_call_of_a_function_draws_no_number(what):
     q, _, v = inputs(sizes=(14, 12, 14))
     k, before = v.clone(), torch.get_rng_state()
     q, k, v, *lens = REFUSED[what](q, k, v)
-    for dropped in (mt.functional.dot_product_attention, mt.MultiheadAttention(14, 2, 0.5, batch_first=True)):
+    for dropped in (mt.functional.dot_product_attention, mt.nn.MultiheadAttention(14, 2, 0.5, batch_first=True)):
         before = torch.get_rng_state()
         with pytest.raises((ValueError, TypeError, RuntimeError)):
             if dropped is mt.functional.dot_product_attention:

@@ -143,7 +143,7 @@ def others():
     yield "self-attention", variants.MultiHeadedSelfAttention(12, 3), (x,)
     yield "summer", variants.SelfAttentionAISummer(12), (x, torch.ones(4, 4, dtype=torch.bool).triu(1))
     yield "summer's heads", variants.MultiHeadSelfAttentionAISummer(12, 3), (x,)
-    yield "torch's", ours.MultiheadAttention(12, 3, batch_first=True), (x, x, x, torch.zeros(2, 4, dtype=torch.bool))
+    yield "torch's", ours.nn.MultiheadAttention(12, 3, batch_first=True), (x, x, x, torch.zeros(2, 4, dtype=torch.bool))
     yield "masked softmax", ours.masked_softmax, (x, torch.tensor([3, 0]))
     yield "sequence mask", ours.sequence_mask, (x, torch.tensor([3, 0]))
     yield "any axes", variants.scaled_dot_product_attention, (x, x, x)

@@ -212,7 +212,7 @@ def test_other_modules():
     """nn.MultiheadAttention's twin, those of other courses, KernelAttention, PositionalEncoding."""
     x = inputs()[1]
     cases = {
-        ours.MultiheadAttention(12, 3, batch_first=True): (x, x, x, torch.arange(7) > torch.tensor([[6], [3]])),
+        ours.nn.MultiheadAttention(12, 3, batch_first=True): (x, x, x, torch.arange(7) > torch.tensor([[6], [3]])),
         variants.MultiHeadedSelfAttention(12, 3): (x,),
         variants.MultiHeadSelfAttentionAISummer(12, 3): (x, torch.ones(7, 7, dtype=torch.bool).triu(1)),
         ours.KernelAttention("epanechnikov", 6.0): (x, x, x, torch.tensor([7, 2])),

@@ -16,7 +16,7 @@ MODULES = {
     "GQAAttention": lambda **place: mt.GQAAttention(8, 4, 2, **place),
     "CausalAttention": lambda **place: mt.CausalAttention(8, 2, **place),
     "Seq2SeqAttentionDecoder": lambda **place: mt.Seq2SeqAttentionDecoder(10, 4, 8, 2, **place),
-    "MultiheadAttention": lambda **place: mt.MultiheadAttention(8, 2, **place),
+    "MultiheadAttention": lambda **place: mt.nn.MultiheadAttention(8, 2, **place),
     "MultiHeadedSelfAttention": lambda **place: variants.MultiHeadedSelfAttention(8, 2, **place),
     "SelfAttentionAISummer": lambda **place: variants.SelfAttentionAISummer(8, **place),
     "MultiHeadSelfAttentionAISummer": lambda **place: variants.MultiHeadSelfAttentionAISummer(8, 2, **place),
@@ -24,7 +24,7 @@ MODULES = {
 
 
 def test_no_module_with_parameters_is_left_out():
-    kinds = [getattr(module, name) for module in (mt, variants) for name in module.__all__]
+    kinds = [getattr(module, name) for module in (mt, mt.nn, variants) for name in module.__all__]
     modules = {kind.__name__ for kind in kinds if isinstance(kind, type) and issubclass(kind, torch.nn.Module)}
     assert modules - {name.partition(",")[0] for name in MODULES} == {"DotProductAttention", "AttentionDecoder"}
 

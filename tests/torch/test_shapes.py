@@ -156,7 +156,7 @@ def test_lengths_of_16_bits_count_all_keys(dtype):
 
 
 def test_masks_of_torchs_class_are_not_guessed():
-    mha, x = mt.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 3, 8)
+    mha, x = mt.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 3, 8)
     no = torch.zeros((), dtype=torch.bool)
     wrong = {
         r"key_padding_mask must have shape \(2, 3\), got \(3, 2\)": {"key_padding_mask": no.expand(3, 2)},

@@ -428,7 +428,7 @@ def test_little_memory_is_kept():
 @pytest.mark.parametrize("given", [[[[1.0, 2.0]]], np.ones((1, 1, 2), np.float32), None], ids=["list", "array", "None"])
 def test_what_is_no_tensor_is_told_so(given):
     layer, x = mt.MultiHeadAttention(4, 2, 0.0), torch.ones(1, 1, 2)
-    theirs = mt.MultiheadAttention(2, 1, batch_first=True)
+    theirs = mt.nn.MultiheadAttention(2, 1, batch_first=True)
     calls = [
         lambda: mt.masked_softmax(given),
         lambda: mt.masked_softmax(given, [1]),

@@ -172,7 +172,7 @@ def test_variants():
 
 
 def test_torchs_multi_head_attention():
-    layer = mt.MultiheadAttention(8, 2, kdim=5, vdim=3, dropout=0.3).double()
+    layer = mt.nn.MultiheadAttention(8, 2, kdim=5, vdim=3, dropout=0.3).double()
     q, k, v = leaf(4, 2, 8), leaf(6, 2, 5), leaf(6, 2, 3)
     padding, added = torch.arange(6)[None, :] >= torch.tensor([[6], [3]]), leaf(4, 6)
 

@@ -201,7 +201,7 @@ def test_torchs_multi_head_attention(sizes, batch_first):
     theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first, **sizes)
     parameters, ours = list(theirs.parameters()), theirs
     theirs = copy.deepcopy(theirs)
-    assert mt.convert(ours) is ours and type(ours) is mt.MultiheadAttention
+    assert mt.convert(ours) is ours and type(ours) is mt.nn.MultiheadAttention
     assert [id(x) for x in ours.parameters()] == [id(x) for x in parameters]
     assert list(ours.state_dict()) == list(theirs.state_dict())
     q, k, v = (
@@ -244,7 +244,7 @@ def test_convert_torchs_transformer():
     grads = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
     before = list(model.parameters())
     assert mt.convert(model) is model
-    assert sum(type(part) is mt.MultiheadAttention for part in model.modules()) == 6
+    assert sum(type(part) is mt.nn.MultiheadAttention for part in model.modules()) == 6
     assert [id(p) for p in model.parameters()] == [id(p) for p in before]  # an optimizer goes on
     found = model(source, target, **options)
     torch.testing.assert_close(found, expected)
@@ -267,12 +267,12 @@ def test_what_convert_leaves_alone():
     kinds, theirs = [type(part) for part in model][:4], copy.deepcopy(extra)
     with pytest.warns(UserWarning, match=r"left as they were: 0 \(.*Own\) is a subclass; 1 \(.*\) has hooks"):
         mt.convert(model)
-    assert [type(part) for part in model][:4] == kinds and type(extra) is mt.MultiheadAttention
+    assert [type(part) for part in model][:4] == kinds and type(extra) is mt.nn.MultiheadAttention
     x = torch.randn(5, 3, 8)
     torch.testing.assert_close(extra(x, x, x)[0], theirs(x, x, x)[0])  # left to torch
     shared = nn.MultiheadAttention(8, 2)
     pair = mt.convert(nn.ModuleList([shared, shared]))
-    assert pair[0] is pair[1] is shared and type(shared) is mt.MultiheadAttention
+    assert pair[0] is pair[1] is shared and type(shared) is mt.nn.MultiheadAttention
 
 
 def test_convert_says_what_it_cannot_do():

@@ -16,7 +16,7 @@ class Ours(nn.Module):
         self.heads = mt.MultiHeadAttention(16, 2, 0.1)
         self.one = mt.DotProductAttention(0.1)
         self.additive = mt.AdditiveAttention(8, 0.1)
-        self.of_torch = mt.MultiheadAttention(16, 2, batch_first=True)
+        self.of_torch = mt.nn.MultiheadAttention(16, 2, batch_first=True)
         self.other = mt.variants.MultiHeadedSelfAttention(16, 2)
 
     def forward(self, x, lens):

@@ -17,7 +17,7 @@ CALLS = {
     "multi-head": mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0),
     "additive": mt.AdditiveAttention(8, 8, 4, 0.0),
     "dot": mt.DotProductAttention(0.0),
-    "nn.MultiheadAttention": mt.MultiheadAttention(8, 2, batch_first=True),
+    "nn.MultiheadAttention": mt.nn.MultiheadAttention(8, 2, batch_first=True),
     "function": functional.dot_product_attention,
     "variants": lambda q, k, v: variants.scaled_dot_product_attention(q, k, v)[0],
     "self-attention": (lambda layer: lambda q, k, v: layer(q))(variants.MultiHeadedSelfAttention(8, 2)),
@@ -84,7 +84,7 @@ def test_padding_has_no_influence_with_a_hook_either(hooked, lens):
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_self_attention_of_torchs_class_is_one_product(batch_first):
     needs.of_torch("torch._C._len_torch_dispatch_stack")  # modes as they are written today
-    layer = mt.MultiheadAttention(8, 2, batch_first=batch_first)
+    layer = mt.nn.MultiheadAttention(8, 2, batch_first=batch_first)
     with Operations() as seen:
         layer(X, X, X)
     theirs = nn.MultiheadAttention(8, 2, batch_first=batch_first)

@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention with its attention computed by the core; `convert` replaces torch's class by this one."""
+"""The twin of torch.nn.MultiheadAttention, whose attention the core computes; `convert` replaces torch's by it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from ..errors import ShapeError
 from ._private import unflatten
 from ._tensors import check_tensors
 from .functional import dot_product_attention
+
+__all__ = ["MultiheadAttention"]
+__dir__ = __all__.copy  # what dir() and completion show
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -37,7 +40,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     Examples
     --------
     >>> import torch, mha_c.torch
-    >>> mha = mha_c.torch.MultiheadAttention(8, 2, batch_first=True)
+    >>> mha = mha_c.torch.nn.MultiheadAttention(8, 2, batch_first=True)
     >>> x = torch.randn(3, 5, 8)
     >>> out, weights = mha(x, x, x)
     >>> out.shape, weights.shape
