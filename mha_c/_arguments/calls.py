@@ -15,12 +15,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _RAISE = opmap["RAISE_VARARGS"]
 
-# Names of masks in other libraries, and the equivalent lengths of a mask that hides the last keys of each row.
+# Names of masks in other libraries, and whether True hides a key there; None: in some of them.
 _MASKS = {
-    **dict.fromkeys(("mask", "attn_mask", "attention_mask", "keep_mask"), "mask.sum(-1)"),
-    **dict.fromkeys(("key_padding_mask", "src_key_padding_mask"), "(~key_padding_mask).sum(-1)"),
-    **dict.fromkeys(("causal", "is_causal"), "[list(range(1, Q + 1))] * B"),
+    **dict.fromkeys(("attention_mask", "keep_mask"), False),
+    **dict.fromkeys((f"{of}key_padding_mask" for of in ("", "src_", "tgt_", "memory_")), True),
+    **dict.fromkeys(("mask", "attn_mask"), None),
 }
+_CAUSAL = "is_causal", "use_causal_mask"
 
 
 def shows_names(function: Any) -> Any:
@@ -33,31 +34,44 @@ def shows_names(function: Any) -> Any:
     return function
 
 
-def misnamed(owner: str, named: Mapping[str, Any], functional: str) -> TypeError:
-    """The error for keywords that a layer's call does not have; `functional` names the function that takes any mask."""
+def misnamed(layer: Any, call: str, named: Mapping[str, Any]) -> TypeError:
+    """The error for keywords that `call`, a method of the layer, does not have."""
     name = next(iter(named))
-    if name in _MASKS:
-        causal = "causal" in name
-        hint = (
-            f"layers take valid_lens, how many keys each item or each query may see.  "
-            f"{'Write' if causal else 'If the keys that count come first, write'} valid_lens={_MASKS[name]}"
-            f"{', or' if causal else '; for any other mask'} call "
-            f"{functional}(..., {'causal=True)' if causal else 'keep_mask=mask), where True = may attend'}"
-        )
+    signature = inspect.signature(getattr(type(layer), call))
+    shown = [one.replace(annotation=one.empty) for one in signature.parameters.values()][1:]
+    shown = [one.replace(default=one.empty) if one.name == "values" else one for one in shown]
+    known = [one.name for one in shown if one.kind is not one.VAR_POSITIONAL]
+    if name in _CAUSAL and "causal" in known:
+        hint = "write causal=True"
+    elif name in _MASKS and "valid_lens" in known:
+        hint = _instead_of(name, layer._with_masks)
     else:
-        known = "queries", "keys", "values", "valid_lens", "training", "cache"
-        hint = "it is called with (queries, keys, values, valid_lens=None, *, training=None, cache=None)"
+        hint = f"it is called with {signature.replace(parameters=shown, return_annotation=signature.empty)}"
         found = meant(name, known)
         hint = f"did you mean {found}? {hint[0].upper()}{hint[1:]}" if found else hint
-    return TypeError(f"{owner} got an unexpected keyword argument {name!r}: {hint}")
+    return TypeError(f"{type(layer).__name__}.{call}() got an unexpected keyword argument {name!r}: {hint}")
 
 
-def check_rest(owner: str, defaults: Any, named: Mapping[str, Any], functional: str) -> None:
+def _instead_of(mask: str, functional: str) -> str:
+    """What to write instead of a mask; `functional` names the function that takes any."""
+    hides = _MASKS[mask]
+    keep = f"~{mask}" if hides else mask
+    lens = f"({keep})" if hides else keep
+    keep += "[:, None]" if "padding" in mask else ""  # (B, K): one row for all queries
+    text = (
+        f"layers take valid_lens, how many keys each item or each query may see, and causal.  For a causal mask write "
+        f"causal=True; if the keys that count come first, valid_lens={lens}.sum(-1); for any other "
+        f"mask call {functional}(..., keep_mask={keep}), where True = may attend"
+    )
+    return text if hides is not None else f"{text}.  If True hides, as in torch.nn.MultiheadAttention, it is ~{mask}"
+
+
+def check_rest(layer: Any, defaults: Any, named: Mapping[str, Any]) -> None:
     """TypeError for other names, and for more by position than queries, keys, values, valid_lens and defaults."""
     if named:
-        raise misnamed(f"{owner}.forward()", named, functional)
-    if any(x is not None for x in defaults):
-        raise TypeError(f"{owner} takes training and cache by name only, and nothing after valid_lens")
+        raise misnamed(layer, "forward", named)
+    if any(x is not None and x is not False for x in defaults):
+        raise TypeError(f"{type(layer).__name__} takes causal, training and cache by name, nothing after valid_lens")
 
 
 def check_order(owner: str, keys: Any, values: Any, valid_lens: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from .._core import linear
 from ..errors import ShapeError
 from . import scalars
-from .arrays import floats, is_tensor, like_input, to_array, to_lengths
+from .arrays import INT64, floats, is_tensor, like_input, to_array, to_lengths
 from .names import did_you_mean
 from .scalars import LateSeed
 
@@ -81,15 +81,27 @@ def shows_options(function: Any) -> Any:
     return function
 
 
-def core_corner(causal: Causal, q: Array, k: Array) -> Any:
-    """`causal` as the core takes it: None, "top_left" or "bottom_right"."""
-    if isinstance(causal, str) and causal in CORNERS:
-        return causal
-    if causal is not None and not isinstance(causal, (bool, np.bool_)):
+def check_causal(causal: Causal) -> None:
+    if not (causal is None or isinstance(causal, (bool, np.bool_)) or (isinstance(causal, str) and causal in CORNERS)):
         kind = ValueError if isinstance(causal, str) else TypeError
         raise kind(f"causal must be False, True, 'top_left' or 'bottom_right', got {causal!r}")
-    if not causal:
-        return None
+
+
+def check_causal_steps(causal: Causal) -> None:
+    """Refuse what a call with a cache cannot be: each of its new steps sees itself and those before it, or less."""
+    check_causal(causal)
+    if isinstance(causal, str) and causal == "top_left":
+        raise ValueError(
+            "causal='top_left' lets new step i see keys 0..i, but behind the steps in a cache it is step "
+            "len(cache) + i: a call with a cache is causal from its last key, so leave causal out"
+        )
+
+
+def core_corner(causal: Causal, q: Any, k: Any) -> Any:
+    """`causal` as the core takes it: None, "top_left" or "bottom_right"."""
+    check_causal(causal)
+    if not causal or isinstance(causal, str):
+        return causal or None
     n_queries, n_keys = (array.shape[-2] if array.ndim > 1 else 0 for array in (q, k))
     if n_queries != n_keys:
         raise ValueError(
@@ -97,6 +109,21 @@ def core_corner(causal: Causal, q: Array, k: Array) -> Any:
             f"0..i) or 'bottom_right' (the last query sees the last key, as in decoding with earlier keys)"
         )
     return "top_left"
+
+
+def causal_lengths(causal: Causal, queries: Any, keys: Any, valid_lens: Any) -> Any:
+    """Lengths (B, Q) that hide what a causal mask hides, and what valid_lens hide: the form in which a layer's call has
+    this mask.  Of arrays or tensors (B, rows, .); what does not fit together is left to the core, which refuses it."""
+    corner, lens = core_corner(causal, queries, keys), to_lengths(valid_lens)
+    batch, n_queries, n_keys = (*queries.shape[:2], keys.shape[1]) if queries.ndim == keys.ndim == 3 else (0, 0, 0)
+    if corner is None or (lens is not None and lens.shape not in ((batch,), (batch, n_queries))):
+        return lens
+    first = 1 if corner == "top_left" else 1 + n_keys - n_queries
+    seen = np.empty((batch, n_queries), INT64)
+    seen[:] = np.arange(first, first + n_queries)
+    if first < 0:
+        np.maximum(seen, 0, out=seen)  # no lengths of the caller's, so no warning of lengths below 0
+    return seen if lens is None else np.minimum(seen, lens[:, None] if lens.ndim == 1 else lens)
 
 
 def core_window(window: Any) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from .._arguments import scalars
 from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._arguments.calls import refuses_at_the_call
+from .._arguments.options import causal_lengths, check_causal_steps
 from .._core import explain_layer, layer_step
 from .._layer.call import AttentionLayer
 from ..errors import ShapeError
@@ -27,7 +28,7 @@ from .caches import (
 
 if TYPE_CHECKING:
     from .._layer.call import Plan
-    from .._types import Array
+    from .._types import Array, Causal
     from ..linear import State
 
 
@@ -139,15 +140,18 @@ class DecodingLayer(AttentionLayer):
         return [states.get(name) for name in inputs]
 
     def _call(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
-    ) -> Any:
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
+        cache: Any = None,
+    ) -> Any:  # fmt: skip
         if cache is not None:
+            check_causal_steps(causal)
             return self._step(cache, queries, keys, values, valid_lens, training)
         if type(keys) is ProjectedKeyValues:
             kv, (keys, values, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
             (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
+            valid_lens = causal_lengths(causal, queries, keys, valid_lens)
             return self._run(queries, keys, values, valid_lens, training, as_tensor or kv._as_tensor, kv._projections)
-        return super()._call(queries, keys, values, valid_lens, training)
+        return super()._call(queries, keys, values, valid_lens, causal, training)
 
     def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Any, Any]:
         """Keys, values and lengths of a call with `kv`; ValueError if other weights made it."""

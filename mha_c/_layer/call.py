@@ -14,8 +14,9 @@ import numpy as np
 from numpy import ndarray
 
 from .._arguments import calls, scalars
-from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
+from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays
 from .._arguments.core_refusals import PackedForOthers
+from .._arguments.options import causal_lengths
 from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..linear import Parameters, State, packing_type
 from .kept_weights import Kept, saved_weights
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .._decoder.caches import KeyValueCache
-    from .._types import Array, Real, RngLike
+    from .._types import Array, Causal, Real, RngLike
     from ..linear import States
 
 BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
@@ -103,17 +104,17 @@ class AttentionLayer(Layer, Viewable):
     @overload
     def __call__(
         self, queries: NDArray[Real], keys: Any, values: Any = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
         self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any: ...  # fmt: skip
     @calls.shows_names
     def __call__(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
+        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
         """Compute the layer: the arguments and the result are those that the class describes."""
         # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
@@ -121,6 +122,7 @@ class AttentionLayer(Layer, Viewable):
         if (
             type(queries) is type(keys) is type(values) is ndarray
             and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
+            and causal is False
             and training is None
             and cache is None
             and not misnamed
@@ -136,30 +138,31 @@ class AttentionLayer(Layer, Viewable):
                     queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0
                 )
             except PackedForOthers:
-                return self._call(queries, keys, values, valid_lens, training)
+                return self._call(queries, keys, values, valid_lens, causal, training)
             self._last = saved, False, queries, keys, values, valid_lens
             if plan.child is not None:
                 plan.child._last = saved, False
             return out
         if misnamed:
-            raise calls.misnamed(f"{type(self).__name__}.__call__()", misnamed, self._with_masks)
+            raise calls.misnamed(self, "__call__", misnamed)
         try:
-            return self._call(queries, keys, values, valid_lens, training, cache)
+            return self._call(queries, keys, values, valid_lens, causal, training, cache)
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # the caller's line comes next in the traceback, not our five
                 raise error.with_traceback(None) from None
             raise
 
     def _call(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool], cache: Any = None
-    ) -> Any:
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
+        cache: Any = None,
+    ) -> Any:  # fmt: skip
         if values is None:
             raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         if valid_lens is not None:
             if keys.ndim != 3 or values.ndim != 3:
                 calls.check_order(type(self).__name__, keys, values, valid_lens)
-            valid_lens = to_lengths(valid_lens)
+        valid_lens = causal_lengths(causal, queries, keys, valid_lens)
         return self._run(queries, keys, values, valid_lens, training, as_tensor)
 
     def _current_plan(self, queries: Array) -> Optional[Plan]:

@@ -17,10 +17,12 @@ from torch.fx import Proxy
 from .._arguments import calls, scalars
 from .._arguments.calls import is_refusal, refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
+from .._arguments.options import causal_lengths, check_causal_steps
 from .._decoder.steps import DecodingLayer
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general, ops
+from ._call.checks import lengths_of_causal
 from ._call.children import Layout
 from ._call.choice import GENERAL, OPERATOR, choose, parts_for_core
 from ._call.inputs import checked_inputs, materialize
@@ -30,6 +32,9 @@ from ._explained import explained, to_measure
 from ._twins import twin
 from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax
+
+if TYPE_CHECKING:
+    from .._types import Causal
 
 
 def leaf_of_a_graph(module: nn.Module, inputs: Any, **named: Any) -> Any:
@@ -164,56 +169,61 @@ class AttentionModule(ShowsWeights, Viewable):
 
         def __call__(
             self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
-            training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+            causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
         ) -> Tensor: ...  # fmt: skip
 
     @overload  # what editors show
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def forward(
         self, queries: Tensor, keys: ProjectedKeyValues, values: Optional[Tensor] = None, valid_lens: Any = None, *,
-        training: Optional[bool] = None,
+        causal: Causal = False, training: Optional[bool] = None,
     ) -> Tensor: ...  # fmt: skip
     @calls.shows_names
     def forward(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *defaults: Any,
-        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
+        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
-        try:  # defaults: None for each keyword, which torch.onnx.export(dynamo=False) passes by position
+        try:  # defaults: those of the keywords, which torch.onnx.export(dynamo=False) passes by position
             if defaults or misnamed:
-                calls.check_rest(type(self).__name__, defaults, misnamed, self._with_masks)
+                calls.check_rest(self, defaults, misnamed)
             if training is not None:
                 training = scalars.flag(training, "training")
             parts = parts_for_core(self, queries, keys, values)
             try:
                 if parts is not None and cache is None:
-                    return core.call(self, parts, (queries, keys, values), valid_lens, training)
+                    lens = valid_lens if causal is False else causal_lengths(causal, queries, keys, valid_lens)
+                    return core.call(self, parts, (queries, keys, values), lens, training)
             except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then by torch, or refused
                 pass
-            return self._otherwise(queries, keys, values, valid_lens, training, cache)
+            return self._otherwise(queries, keys, values, valid_lens, causal, training, cache)
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # in a traceback the caller's line comes next, not ours
                 raise error.with_traceback(None) from None
             raise
 
     def _otherwise(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Optional[bool],
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
         cache: Optional[KeyValueCache],
     ) -> Any:  # fmt: skip
         """A call that the core does not take as it is given: inputs are made plain tensors, then `choose` chooses."""
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
-            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), training=training, cache=cache)
+            named = {"causal": causal or None, "training": training, "cache": cache}
+            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), **named)
         projected, steps = False, None
         if isinstance(keys, ProjectedKeyValues):
             projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
         queries, keys, values = inputs = checked_inputs(type(self).__name__, queries, keys, values, valid_lens)
         materialize(self, queries, keys, values, valid_lens if cache is None else None, projected)
         if cache is not None:
-            steps = Steps.of(self, cache, inputs, valid_lens, training)
+            check_causal_steps(causal)
+            steps, causal = Steps.of(self, cache, inputs, valid_lens, training), False
+        elif causal is not False:
+            valid_lens = lengths_of_causal(causal, queries, keys, valid_lens)
         way, parts = choose(self, queries, keys, values, valid_lens)
         if parts is not None and way is not GENERAL:
             parts = parts.for_projected() if projected else parts

@@ -53,8 +53,8 @@ def convert(module: nn.Module) -> nn.Module:
     d2l's MultiHeadAttention, AdditiveAttention, DotProductAttention, GQAAttention and CausalAttention of any generation
     become our classes of the same names, nn.MultiheadAttention becomes `mha_c.torch.nn.MultiheadAttention`.  The
     modules and parameters stay the same objects, so optimizers keep working; modes, your own attributes, hooks of the
-    model around them and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on a few
-    small inputs are compared with ours, including gradients and the place of its dropout.
+    model around them and state_dict keys stay too.  Before a class with one of d2l's names is converted, its results on
+    a few small inputs are compared with ours, including gradients and the place of its dropout.
 
     Parameters
     ----------

@@ -105,7 +105,7 @@ NUMPY = {
     "mask=": (lambda: called(X, X, X, mask=np.ones((3, 3))), r"valid_lens=mask.sum\(-1\).*keep_mask="),
     "attn_mask=": (lambda: called(X, X, X, attn_mask=np.ones((3, 3))), "valid_lens.*keep_mask"),
     "key_padding_mask=": (lambda: called(X, X, X, key_padding_mask=np.ones((2, 3))), r"valid_lens=\(~key_padding"),
-    "is_causal=": (lambda: called(X, X, X, is_causal=True), r"valid_lens=\[list.*causal=True"),
+    "is_causal=": (lambda: called(X, X, X, is_causal=True), "write causal=True$"),
     "valid_len=": (lambda: called(X, X, X, valid_len=[1, 2]), "did you mean valid_lens"),
     "query=": (lambda: called(query=X, keys=X, values=X), "queries"),
     "training='yes'": (lambda: called(X, X, X, training="yes"), "training must be True or False"),

@@ -300,26 +300,51 @@ books = pytest.mark.parametrize("kind", ["MultiHeadAttention", "DotProductAttent
 
 
 @books
-@pytest.mark.parametrize("name", ["mask", "attn_mask", "key_padding_mask", "attention_mask", "keep_mask", "is_causal"])
-def test_a_mask_by_another_name_is_told_of_valid_lens_and_of_the_function_that_takes_masks(side, kind, name):
+@pytest.mark.parametrize(
+    ("name", "lens", "keep"),
+    [
+        ("mask", "mask.sum(-1)", "mask"),
+        ("attn_mask", "attn_mask.sum(-1)", "attn_mask"),
+        ("attention_mask", "attention_mask.sum(-1)", "attention_mask"),
+        ("keep_mask", "keep_mask.sum(-1)", "keep_mask"),
+        ("key_padding_mask", "(~key_padding_mask).sum(-1)", "~key_padding_mask[:, None]"),
+        ("src_key_padding_mask", "(~src_key_padding_mask).sum(-1)", "~src_key_padding_mask[:, None]"),
+    ],
+)
+def test_a_mask_by_another_name_is_told_what_to_write(side, kind, name, lens, keep):
     layer, ones = built(side, kind)
-    with pytest.raises(TypeError, match=f"{kind}.*unexpected keyword argument '{name}'.*valid_lens") as caught:
+    with pytest.raises(TypeError, match=f"{kind}.*unexpected keyword argument '{name}'.*causal=True") as caught:
         layer(ones((2, 3, 4)), ones((2, 5, 4)), ones((2, 5, 4)), **{name: ones((3, 5))})
     function = "additive_attention" if kind == "AdditiveAttention" else "dot_product_attention"
-    option = "causal=True" if "causal" in name else "keep_mask=mask"
-    assert f" call {side[0].__name__}.functional.{function}(..., {option})" in str(caught.value)
+    text = str(caught.value)
+    assert f"valid_lens={lens};" in text
+    assert f" call {side[0].__name__}.functional.{function}(..., keep_mask={keep})," in text
+    told = f"If True hides, as in torch.nn.MultiheadAttention, it is ~{name}" in text
+    assert told == (name in ("mask", "attn_mask"))
+
+
+@books
+@pytest.mark.parametrize("name", ["is_causal", "use_causal_mask"])
+def test_causal_by_another_name(side, kind, name):
+    layer, ones = built(side, kind)
+    x = ones((2, 3, 4))
+    with pytest.raises(TypeError, match=f"{kind}.*unexpected keyword argument '{name}': write causal=True$"):
+        layer(x, x, x, **{name: True})
 
 
 def test_what_is_said_of_lengths_of_a_mask_is_so(side):
-    """Both sums, and the lengths of a causal mask."""
+    """Both sums, and causal=True."""
     layer, ones = built(side, "DotProductAttention")
     functional = side[0].functional
     x = ones((2, 3, 4)) * (np.arange(1, 4)[:, None] if side[0] is mha_c else 1)
     mask = np.array([[[True, True, False]], [[True, False, False]]]).repeat(3, 1)
-    causal = np.tri(3, dtype=bool)[None].repeat(2, 0)
-    for keep, lens in ((mask, mask[:, 0].sum(-1)), (mask, mask.sum(-1)), (causal, [[1, 2, 3]] * 2)):
+    for keep, given in (
+        (mask, {"valid_lens": mask[:, 0].sum(-1)}),
+        (mask, {"valid_lens": mask.sum(-1)}),
+        (np.tri(3, dtype=bool)[None].repeat(2, 0), {"causal": True}),
+    ):
         kept = keep if side[0] is mha_c else needs.module("torch").from_numpy(keep)
-        found, expected = layer(x, x, x, lens), functional.dot_product_attention(x, x, x, keep_mask=kept)
+        found, expected = layer(x, x, x, **given), functional.dot_product_attention(x, x, x, keep_mask=kept)
         np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-12)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..._arguments import core_refusals, scalars
 from ..._arguments.arrays import to_lengths
+from ..._arguments.options import core_corner
 from ...errors import ShapeError
 from .._private import on_cpu, tracing_state, without_tracing
 from .._tensors import array, float32_if_half, has_numbers, is_compiling
@@ -83,6 +84,21 @@ def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
     if tuple(_sized(lens).shape) not in ((batch,), (batch, n_queries)):
         raise core_refusals.lengths(_sized(lens), batch, n_queries)
     return _of_numbers(lens)
+
+
+def lengths_of_causal(causal: Any, queries: Tensor, keys: Tensor, valid_lens: Any) -> Any:
+    """`causal_lengths` for a call that the core does not see: a tensor."""
+    corner = core_corner(causal, queries, keys)
+    if corner is None:
+        return valid_lens
+    lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
+    n_queries, n_keys = queries.shape[1], keys.shape[1]
+    first = 1 if corner == "top_left" else 1 + n_keys - n_queries
+    seen = torch.arange(first, first + n_queries, device=queries.device).clamp(min=0).expand(queries.shape[0], -1)
+    if lens is None:
+        return seen
+    lens = lens.to(queries.device, non_blocking=True)
+    return torch.minimum(seen, lens[:, None] if lens.dim() == 1 else lens)
 
 
 def lengths_of_shape(value: Any, name: str, wanted: tuple[int, ...]) -> Tensor:

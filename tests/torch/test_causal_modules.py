@@ -1,0 +1,152 @@
+"""causal= in a module's call, in all ways of computing it: the core, an operator, torch's operations; gradients too."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+
+import needs
+import own_device
+from causal_cases import CASES, LENS, seen
+from features import weights_of
+from mha_c import torch as mt
+
+LAYERS = {
+    "MultiHeadAttention": lambda: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0),
+    "DotProductAttention": lambda: mt.DotProductAttention(0.0),
+    "AdditiveAttention": lambda: mt.AdditiveAttention(8, 8, 6, 0.0),
+}
+
+
+def drawn(n_queries, n_keys):
+    rng = np.random.default_rng(1)
+    return [torch.from_numpy(rng.standard_normal((2, n, 8))).requires_grad_() for n in (n_queries, n_keys, n_keys)]
+
+
+def layer_of(name):
+    torch.manual_seed(0)
+    return LAYERS[name]().double()
+
+
+def outcome(layer, call, inputs, **given):
+    out = call(*inputs, **given)
+    weights = weights_of(layer)
+    loss = (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out)).sum() + weights.square().sum()
+    grads = torch.autograd.grad(loss, [*inputs, *layer.parameters()], allow_unused=True)
+    return [out, weights, *grads]
+
+
+def hooked(layer):
+    layer = copy.deepcopy(layer)
+    for part in layer.modules():
+        part.register_forward_hook(lambda *_: None)
+    return layer, layer
+
+
+def compiled(layer):
+    needs.of_torch("torch.compile")
+    torch._dynamo.reset()
+    return layer, torch.compile(layer, backend="eager", fullgraph=True)
+
+
+WAYS = {"core": lambda layer: (layer, layer), "hooks": hooked, "compile": compiled}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("causal", "n_queries", "n_keys"), CASES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_causal_is_lengths_of_each_query(name, causal, n_queries, n_keys, way):
+    inputs = drawn(n_queries, n_keys)
+    for lens in LENS.values():
+        layer = layer_of(name)
+        expected = outcome(layer, layer, inputs, valid_lens=seen(causal, n_queries, n_keys, lens))
+        layer, call = WAYS[way](layer)
+        for given in (lens, None if lens is None else torch.tensor(lens)):
+            found = outcome(layer, call, inputs, valid_lens=given, causal=causal)
+            for one, other in zip(found, expected):  # some tens of terms around 1, in another order
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("causal", ["top_left", "bottom_right"])
+def test_on_another_device(name, causal):
+    layer, inputs, lens = layer_of(name), drawn(3, 7), [2, 6]
+    expected = outcome(layer, layer, inputs, valid_lens=lens, causal=causal)
+    device = own_device.load()
+    there = [x.detach().to(device).requires_grad_() for x in inputs]
+    found = outcome(layer.to(device), layer, there, valid_lens=lens, causal=causal)
+    for one, other in zip(found, expected):
+        torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_under_transforms_and_export(name):
+    needs.of_torch("torch.func")
+    layer, (x, *_) = layer_of(name), drawn(5, 5)
+    x = x.detach()
+    expected = layer(x, x, x, causal=True)
+    alone = torch.func.vmap(lambda one: layer(one[None], one[None], one[None], causal=True)[0])(x)
+    torch.testing.assert_close(alone, expected, rtol=0, atol=1e-12)
+    loss = lambda y, **given: layer(y, y, y, **given).square().sum()  # noqa: E731
+    lens = torch.arange(1, 6).repeat(2, 1)
+    found, wanted = torch.func.grad(lambda y: loss(y, causal=True))(x), torch.func.grad(loss)(x, valid_lens=lens)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    exported = torch.export.export(layer, (x, x, x), {"causal": True}).module()
+    torch.testing.assert_close(exported(x, x, x, causal=True), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_leaf_of_fx_keeps_it(name):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = layer_of(name)
+
+        def forward(self, x):
+            return self.attention(x, x, x, causal=True)
+
+    model, (x, *_) = Model(), drawn(5, 5)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_cached_call_is_causal_already(name):
+    layer, (x, *_) = layer_of(name).eval(), drawn(5, 5)
+    with torch.no_grad():
+        whole = layer(x, x, x, causal=True)
+        for causal in (True, "bottom_right", False):
+            cache = layer.new_cache(2, 5)
+            steps = [layer(new, new, new, cache=cache, causal=causal) for new in x.split([3, 1, 1], 1)]
+            torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=1e-12)
+        kv = layer.project(x, x)
+        torch.testing.assert_close(layer(x, kv, causal=True), whole, rtol=0, atol=1e-12)
+        with pytest.raises(ValueError, match=r"'top_left'.*is causal from its last key"):
+            layer(x, x, x, cache=layer.new_cache(2, 5), causal="top_left")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_refused(name):
+    layer, (q, k, v) = layer_of(name), drawn(3, 7)
+    with pytest.raises(ValueError, match="causal=True is ambiguous for 3 queries and 7 keys: write 'top_left'"):
+        layer(q, k, v, causal=True)
+    with pytest.raises(ValueError, match="causal must be False, True, 'top_left' or 'bottom_right', got 'left'"):
+        layer(q, k, v, causal="left")
+    with pytest.raises(TypeError, match="causal must be False, True"):
+        layer(q, k, v, causal=1)
+    with pytest.raises(ValueError, match="valid_lens has shape"):
+        layer(q, k, v, [1, 2, 3], causal="top_left")
+    with pytest.raises(TypeError, match="by name"):
+        layer(q, k, v, None, True)
+
+
+def test_weights_outlive_the_call_and_its_copies():
+    layer, (x, *_) = layer_of("MultiHeadAttention"), drawn(5, 5)
+    layer(x, x, x, [3, 5], causal=True)
+    expected = layer.attention_weights.detach()
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for one in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        torch.testing.assert_close(one.attention_weights, expected, rtol=0, atol=0)
