@@ -70,7 +70,7 @@ def check_rest(layer: Any, defaults: Any, named: Mapping[str, Any]) -> None:
     """TypeError for other names, and for more by position than queries, keys, values, valid_lens and defaults."""
     if named:
         raise misnamed(layer, "forward", named)
-    if any(x is not None and x is not False for x in defaults):
+    if not all(x is None or (getattr(x, "ndim", 0) == 0 and not x) for x in defaults):  # a tracer's False is a tensor
         raise TypeError(f"{type(layer).__name__} takes causal, training and cache by name, nothing after valid_lens")
 
 
