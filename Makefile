@@ -85,6 +85,21 @@ bench-core:
 		-Icsrc -Itests/c benchmarks/core.c $(CORE_SOURCES) -o build/core/bench -lm
 	build/core/bench $(ARGS)
 
+# Which step of a multi_head_attention in C differs from the book's, in float and in double: make check-c FILE=mine.c
+# Its main, if it has one, does not run.  CHECK_FLAGS= where the compiler has no sanitizers.
+.PHONY: check-c
+FILE ?= examples/c/attention.c
+CHECK_FLAGS ?= -fsanitize=address,undefined -fno-sanitize-recover=undefined
+check-c:
+	@mkdir -p build/check-c
+	@for real in float double; do \
+		cc="$(CC) -std=c11 -g -O1 -Wall -Wextra -Iexamples/c -DREAL=$$real $(CHECK_FLAGS)"; \
+		$$cc -Dmulti_head_attention=book_attention -c examples/c/attention.c -o build/check-c/book.o && \
+		$$cc -Dmain=main_of_the_file -c $(FILE) -o build/check-c/file.o && \
+		$$cc examples/c/check.c build/check-c/file.o build/check-c/book.o -o build/check-c/check -lm && \
+		build/check-c/check tests/data/vectors.json || exit 1; \
+	done
+
 # The same in WebAssembly, as a browser runs it, in node.  A link with -O2 asks emscripten for a minifier.
 bench-browser:
 	@mkdir -p build/core && rm -f build/core/*.o
@@ -275,6 +290,7 @@ clean:
 
 help:
 	@echo 'demo        install the wheel, run the book'"'"'s examples'
+	@echo 'check-c     attention in C, step by step              FILE=mine.c'
 	@echo 'test        all tests on the installed wheel          ARGS="-k additive" picks some'
 	@echo 'test-numpy  those of the NumPy part, without torch and other large tools'
 	@echo 'test-torch  those of torch and d2l with another torch    TORCH=1.12.0 PYTHON=python3.9 (tools/torches.txt)'
