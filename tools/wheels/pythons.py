@@ -12,12 +12,12 @@ from pathlib import Path
 WHICH = "import sys, sysconfig as s; print(*sys.version_info[:2], bool(s.get_config_var('Py_GIL_DISABLED')))"
 
 
-def pythons():
+def pythons(version="3.*"):
     """{(version, free-threaded): command} of those that we support; the first on the path is taken."""
     found = {}
     places = [*os.environ["PATH"].split(os.pathsep), *map(str, Path("~/.pyenv/versions").expanduser().glob("*/bin"))]
     for place in places:
-        for path in sorted(Path(place).glob("python3.*")):
+        for path in sorted(Path(place).glob(f"python{version}")):
             if re.fullmatch(r"python3\.\d+t?", path.name):
                 done = subprocess.run([str(path), "-c", WHICH], capture_output=True, text=True)
                 if done.returncode == 0:
@@ -28,7 +28,7 @@ def pythons():
 
 def main(wanted):
     version = tuple(map(int, wanted.rstrip("t").split(".")))
-    path = pythons().get((version, wanted.endswith("t")))
+    path = pythons(wanted).get((version, wanted.endswith("t")))
     if path is not None:
         print(path)
     return path is None
