@@ -147,10 +147,12 @@ def test_nothing_is_added_to_null(tmp_path):
         for name in ("kernels/scalar_f32.c", "layer/linear.c", "layer/layer.c", "attention/backward.c")
     ]
     checks = [needs.program("clang"), "-O1", "-fsanitize=pointer-overflow", "-fsanitize-trap=all", *FLAGS[:-2]]
+    checks += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
     rest = [path for path in shipped_objects(tmp_path) if path.stem not in {source.stem for source in sources}]
+    run([*checks, "-c", *sources], cwd=tmp_path)
     for name in "test_slices", "test_projections", "test_backward":
         program, target = ROOT / "tests" / "c" / f"{name}.c", tmp_path / name
-        run([*checks, f"-I{ROOT / 'csrc'}", f"-I{program.parent}", program, *sources, *rest, "-o", target, "-lm"])
+        run([*checks, program, *tmp_path.glob("*.o"), *rest, "-o", target, "-lm"])
         run([target, "quick"])
 
 
