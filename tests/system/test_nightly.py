@@ -1,10 +1,17 @@
 """tools/nightly.py: each part is run, none stops the others, and the page begins with what failed."""
 
+import collections
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import children
 import tools
+from mha_c import _core
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs make")
 
@@ -48,3 +55,28 @@ def test_a_version_of_python_becomes_the_command_that_starts_it(nightly, monkeyp
     monkeypatch.setattr(real, "PARTS", {"one": ["free-threaded", f"PYTHON={version}"], "none": ["x", "PYTHON=3.99"]})
     assert real.command("one")[2].endswith(f"python{version}") and "/" in real.command("one")[2]
     assert real.command("none") == ["make", "x", "PYTHON=python3.99"]
+
+
+def test_a_second_environment_runs_each_test_with_a_few_of_its_cases():
+    file = ROOT / "tests" / "exactness" / "test_outputs.py"
+    words = "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}"
+    cases = []
+    for more in ((), ("--few",)):
+        done = children.python(*words, f"--config-file={ROOT / 'pyproject.toml'}", file, *more)
+        names = [line for line in done.stdout.splitlines() if "::" in line]
+        cases.append(collections.Counter(name.partition("[")[0] for name in names))
+    all_of_them, few = cases
+    assert few.keys() == all_of_them.keys() and max(all_of_them.values()) > 20
+    assert max(few.values()) == 3 and all(few[name] > 1 for name, n in all_of_them.items() if n > len(_core.isas()))
+
+
+def test_by_night_it_runs_them_whole():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    goals = re.findall(r"make (test-\w+) (.*) ARGS=--few", script)
+    assert [goal for goal, _ in goals] == ["test-numpy", "test-torch"]
+    parts = tools.load("tools/nightly.py").PARTS.values()
+    assert all(not any("--few" in word for word in part) for part in parts)
+    (numpy,) = re.findall(r"NUMPY=\S+", goals[0][1])
+    assert ["test-numpy", numpy, "PYTHON=3.9"] in parts
+    oldest, *_ = tools.load("tools/torches.py").torches()
+    assert any(part[:2] == ["test-torch", f"TORCH={oldest}"] for part in parts)
