@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Optional
 
 from .answers import Answer
 from .checking import check
+from .kinds import told, unknown_kind
 from .mistakes import KINDS
-from .names import told, unknown_kind
 
 
 class Problem(Exception):
