@@ -11,7 +11,7 @@ from ._arguments import calls, scalars
 from ._arguments.arrays import check_features, floats, gradient_like, like_input, of_one_type, to_arrays
 from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
-from ._arguments.options import core_options
+from ._arguments.options import check_causal, core_options
 from ._core import attention_backward, attention_forward, linear, linear_backward
 from ._layer.module import Layer
 from ._layer.viewable import Viewable
@@ -22,7 +22,7 @@ from .positions import rotary, rotary_backward
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._types import Array, Real, RngLike
+    from ._types import Array, Causal, Real, RngLike
     from .linear import States
 
 __all__ = ["CausalAttention", "GQAAttention"]
@@ -42,10 +42,19 @@ def grouped_sizes(num_hiddens: Any, num_heads: Any, num_kv_heads: Any, rope: Any
     return num_hiddens, num_heads, num_kv_heads
 
 
-def corner(causal: bool, valid_lens: Any) -> Any:
-    """The corner of the book's causal mask: that of torch's is_causal; with lengths, one where the last query sees the
-    last key."""
-    return causal and ("top_left" if valid_lens is None else "bottom_right")
+def corner(causal: bool, valid_lens: Any, given: Causal) -> Any:
+    """The corner of a call: `given`; if that is None, of the book's causal mask, which is that of torch's is_causal,
+    or, with lengths, one where the last query sees the last key."""
+    return causal and ("top_left" if valid_lens is None else "bottom_right") if given is None else given
+
+
+def check_is_causal(causal: Causal) -> None:
+    """ValueError for causal=False in a call of CausalAttention; its corners are one, as it has a query for each key."""
+    check_causal(causal)
+    if causal is not None and not causal:
+        raise ValueError(
+            "a CausalAttention is always causal: GQAAttention(num_hiddens, num_heads, num_heads, causal=False) is not"
+        )
 
 
 class _Record(NamedTuple):
@@ -167,8 +176,9 @@ class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    training=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`;
-    `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call in training mode.
+    causal=None, training=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of
+    `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call
+    in training mode.
 
     Parameters
     ----------
@@ -183,7 +193,8 @@ class GQAAttention(RotatesHeads):
     rope : bool
         Whether queries and keys are rotated by their positions, which start at 0 (features 2i and 2i + 1 are a pair).
     causal : bool
-        Whether query i sees keys 0..i only; with valid_lens, keys 0..i + K - Q.
+        Whether query i sees keys 0..i only; with valid_lens, keys 0..i + K - Q.  A call's own causal=, if it has one,
+        takes its place.
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
@@ -240,22 +251,24 @@ class GQAAttention(RotatesHeads):
     @overload
     def __call__(
         self, queries: NDArray[Real], keys: NDArray[Real], values: NDArray[Real], valid_lens: Any = None, *,
-        training: Optional[bool] = None,
+        causal: Causal = None, training: Optional[bool] = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Any: ...
-    @refuses_at_the_call
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = None,
+        training: Optional[bool] = None,
+    ) -> Any: ...  # fmt: skip
+    @calls.checks_names
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Any:
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = None,
+        training: Optional[bool] = None,
+    ) -> Any:  # fmt: skip
         calls.check_order(type(self).__name__, keys, values, valid_lens)
         inputs, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         of_one_type(inputs, "queries", "keys", "values")
         for name, array in zip(("queries", "keys", "values"), inputs):
             check_features(array, name, self._num_hiddens)
-        return self._run(inputs, as_tensor, valid_lens, corner(self.causal, valid_lens), training)
+        return self._run(inputs, as_tensor, valid_lens, corner(self.causal, valid_lens, causal), training)
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
@@ -344,11 +357,14 @@ class CausalAttention(RotatesHeads):
         super().__init__((hiddens, heads, heads), (3 * hiddens,), bias, dtype, rng)
 
     @overload
-    def __call__(self, X: NDArray[Real], *others: Any, training: Optional[bool] = None) -> NDArray[Real]: ...
+    def __call__(
+        self, X: NDArray[Real], *others: Any, causal: Causal = True, training: Optional[bool] = None
+    ) -> NDArray[Real]: ...
     @overload
-    def __call__(self, X: Any, *others: Any, training: Optional[bool] = None) -> Any: ...
-    @refuses_at_the_call
-    def __call__(self, X: Any, *others: Any, training: Optional[bool] = None) -> Any:
+    def __call__(self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None) -> Any: ...
+    @calls.checks_names
+    def __call__(self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None) -> Any:
+        check_is_causal(causal)
         inputs, as_tensor = to_arrays((X, "X"))
         check_features(floats(inputs[0], "X"), "X", self._num_hiddens)
         return self._run(inputs, as_tensor, None, "top_left", training)

@@ -30,8 +30,8 @@ __dir__ = __all__.copy  # what dir() and completion show
 class DotProductAttention(DecodingLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None)
-    returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
+    training=None) returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
 
     Notes
     -----
-    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None)
+    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None)
     returns (B, Q, num_hiddens).
 
     queries, keys, values   all float32 or all float64, whatever `dtype` is: arrays, nested lists, CPU tensors
@@ -131,6 +131,8 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
                 modify its inputs.
     valid_lens  how many keys count: None (all), (B,) or (B, Q), integers or floats (rounded up).  Keys and
                 values beyond these lengths are never read.  A length above K means all keys, one below 0 means 0.
+    causal      True: query i sees keys 0..i only, of those that valid_lens let it see.  If there are not as many keys
+                as queries, write "top_left" for that, or "bottom_right": the last query sees the last key.
     training    True or False: overrides train() and eval() for one call.  NumPy layers start in eval mode.  In training
                 mode attention weights are dropped, and the layer keeps what `backward` needs.
 
@@ -216,8 +218,8 @@ class AdditiveAttention(DecodingLayer):
         AdditiveAttention(key_size, query_size, num_hiddens, dropout)
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
-    *, training=None) returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`; `keys`
-    may also be the result of `project_keys`.  `attention_weights` is (B, Q, K).
+    *, causal=False, training=None) returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`;
+    `keys` may also be the result of `project_keys`.  `attention_weights` is (B, Q, K).
 
     Parameters
     ----------
@@ -254,7 +256,7 @@ class AdditiveAttention(DecodingLayer):
     """
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()
-    _with_masks = "mha_c.functional.additive_attention"
+    _with_masks = "additive_attention"
     FORMS = constructors.ADDITIVE
 
     @overload

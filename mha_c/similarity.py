@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 
-from ._arguments import scalars
-from ._arguments.arrays import gradient_like, like_input, of_one_type, to_array, to_arrays, to_lengths
+from ._arguments import calls, scalars
+from ._arguments.arrays import gradient_like, like_input, of_one_type, to_array, to_arrays
 from ._arguments.calls import refuses_at_the_call
+from ._arguments.options import causal_lengths
 from ._layer.module import Trained
 from .errors import ShapeError
 from .functional import dot_product_attention, dot_product_attention_backward
@@ -22,7 +23,7 @@ from .functional import dot_product_attention, dot_product_attention_backward
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._types import Array, Real
+    from ._types import Array, Causal, Real
 
     Kernel = Union[str, Callable[[Any], Any]]
 
@@ -58,11 +59,12 @@ class KernelAttention(Trained):
 
     Each weight is kernel(distance of query and key / width), divided by the sum over the keys of the query.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, training=None) returns
-    (B, Q, Dv).  As in the book, queries (Q,), keys (K,) and values (K,) give (Q,).  All arrays are float32, or all are
-    float64; types and valid_lens are as in `MultiHeadAttention`.  After a call `attention_weights` is (B, Q, K) or
-    (Q, K).  After a call in training mode (`train()`), `backward` gives the gradients of the inputs and adds the
-    gradient of the width to `width_grad`, a number (None before the first `backward`).
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
+    training=None) returns (B, Q, Dv).  As in the book, queries (Q,), keys (K,) and values (K,) give (Q,).  All arrays
+    are float32, or all are float64; types, valid_lens and causal are as in `MultiHeadAttention`.  After a call
+    `attention_weights` is (B, Q, K) or (Q, K).  After a call in training mode (`train()`), `backward` gives the
+    gradients of the inputs and adds the gradient of the width to `width_grad`, a number (None before the first
+    `backward`).
 
     Parameters
     ----------
@@ -109,6 +111,7 @@ class KernelAttention(Trained):
     array([0.5, 0.5, 0. ])
     """
 
+    _with_masks = ""  # no function takes kernels and any mask
     _record: Optional[_Record] = None
 
     @refuses_at_the_call
@@ -149,23 +152,25 @@ class KernelAttention(Trained):
     @overload
     def __call__(
         self, queries: NDArray[Real], keys: NDArray[Real], values: NDArray[Real], valid_lens: Any = None, *,
-        training: Optional[bool] = None,
+        causal: Causal = False, training: Optional[bool] = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Any: ...
-    @refuses_at_the_call
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = False,
+        training: Optional[bool] = None,
+    ) -> Any: ...  # fmt: skip
+    @calls.checks_names
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, training: Optional[bool] = None
-    ) -> Any:
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = False,
+        training: Optional[bool] = None,
+    ) -> Any:  # fmt: skip
         in_training = self.training if training is None else scalars.flag(training, "training")
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         of_one_type(arrays, "queries", "keys", "values")
         check_shapes(*[array.shape for array in arrays])
         numbers = arrays[0].ndim == 1
         q, k, v = with_items(arrays)
-        lens = to_lengths(valid_lens)
+        lens = causal_lengths(causal, q, k, valid_lens)
         bias = self._log_kernel(distances(q, seen_keys(q, k, lens), self._width))
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, lens, bias=bias, empty_rows=self._empty_rows, return_weights=True

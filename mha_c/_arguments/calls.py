@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from opcode import opmap
 from typing import Any, TypeVar, cast
 
@@ -34,7 +34,25 @@ def shows_names(function: Any) -> Any:
     return function
 
 
-def misnamed(layer: Any, call: str, named: Mapping[str, Any]) -> TypeError:
+def checks_names(function: Function) -> Function:
+    """Like `refuses_at_the_call`, for the call of a layer: names that it does not have are refused in our words."""
+    known = frozenset(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def checked(layer: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            if named and not known.issuperset(named):
+                raise misnamed(layer, function.__name__, [name for name in named if name not in known])
+            return function(layer, *arguments, **named)
+        except Exception as error:
+            if is_refusal(error):
+                raise error.with_traceback(None) from None
+            raise
+
+    return cast("Function", checked)
+
+
+def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
     """The error for keywords that `call`, a method of the layer, does not have."""
     name = next(iter(named))
     signature = inspect.signature(getattr(type(layer), call))
@@ -44,7 +62,9 @@ def misnamed(layer: Any, call: str, named: Mapping[str, Any]) -> TypeError:
     if name in _CAUSAL and "causal" in known:
         hint = "write causal=True"
     elif name in _MASKS and "valid_lens" in known:
-        hint = _instead_of(name, layer._with_masks)
+        hint = _instead_of(name, layer)
+    elif name in _MASKS:
+        hint = "it is causal and takes no other mask; GQAAttention takes valid_lens"
     else:
         hint = f"it is called with {signature.replace(parameters=shown, return_annotation=signature.empty)}"
         found = meant(name, known)
@@ -52,17 +72,21 @@ def misnamed(layer: Any, call: str, named: Mapping[str, Any]) -> TypeError:
     return TypeError(f"{type(layer).__name__}.{call}() got an unexpected keyword argument {name!r}: {hint}")
 
 
-def _instead_of(mask: str, functional: str) -> str:
-    """What to write instead of a mask; `functional` names the function that takes any."""
+def _instead_of(mask: str, layer: Any) -> str:
+    """What to write instead of a mask; `_with_masks` of a layer names the function that takes any."""
+    functional = getattr(layer, "_with_masks", "dot_product_attention")
+    home = "mha_c.torch" if hasattr(layer, "named_modules") else "mha_c"
     hides = _MASKS[mask]
     keep = f"~{mask}" if hides else mask
     lens = f"({keep})" if hides else keep
     keep += "[:, None]" if "padding" in mask else ""  # (B, K): one row for all queries
     text = (
         f"layers take valid_lens, how many keys each item or each query may see, and causal.  For a causal mask write "
-        f"causal=True; if the keys that count come first, valid_lens={lens}.sum(-1); for any other "
-        f"mask call {functional}(..., keep_mask={keep}), where True = may attend"
+        f"causal=True; if the keys that count come first, valid_lens={lens}.sum(-1)"
     )
+    if functional:
+        function = f"{home}.functional.{functional}"
+        text += f"; for any other mask call {function}(..., keep_mask={keep}), where True = may attend"
     return text if hides is not None else f"{text}.  If True hides, as in torch.nn.MultiheadAttention, it is ~{mask}"
 
 

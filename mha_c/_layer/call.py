@@ -81,7 +81,6 @@ class AttentionLayer(Layer, Viewable):
     """The call that the three layers share, `attention_weights` and `backward`."""
 
     _roles = BOOK_NAMES  # names of the four projections
-    _with_masks = "mha_c.functional.dot_product_attention"  # the function that takes any mask
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _by_head = False  # whether attention_weights has an axis for the heads
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too

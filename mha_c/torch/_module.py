@@ -104,7 +104,6 @@ class AttentionModule(ShowsWeights, Viewable):
     """
 
     _layout: Layout  # of the class
-    _with_masks = "mha_c.torch.functional.dot_product_attention"  # the function that takes any mask
     num_heads = 1
     empty_rows = "uniform"
     _frozen: Any = None  # a Packed

@@ -11,10 +11,14 @@ from .. import grouped as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.arrays import check_features
 from .._arguments.calls import refuses_at_the_call
+from .._arguments.options import core_corner
 from ._call.records import AttentionCall
 from ._heads import AttendsHeads
 from ._tensors import FLOATS, check_inputs, elsewhere, recorded_or_transformed
 from ._twins import twin
+
+if TYPE_CHECKING:
+    from .._types import Causal
 
 
 class RotatesHeads(AttendsHeads):
@@ -35,16 +39,16 @@ class RotatesHeads(AttendsHeads):
             turn = turns(k) if k.shape[2] >= q.shape[2] else turns(q)
             q, k = turned(q, turn), turned(k, turn)
         lens = None if valid_lens is None else torch.as_tensor(valid_lens).clone()  # the caller may change it
-        return self._attended(AttentionCall(lens, causal or None), q, k, v).transpose(1, 2).flatten(2)
+        return self._attended(AttentionCall(lens, causal), q, k, v).transpose(1, 2).flatten(2)
 
 
 @twin(of_numpy.GQAAttention)
 class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
-    Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None)
-    returns (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`; `attention_weights` is
-    then (B, num_heads, Q, K).
+    Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
+    causal=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`;
+    `attention_weights` is then (B, num_heads, Q, K).
 
     Attributes
     ----------
@@ -87,8 +91,10 @@ class GQAAttention(RotatesHeads):
         for name, n_out in (("W_q", hiddens), ("W_k", n_shared), ("W_v", n_shared), ("W_o", hiddens)):
             setattr(self, name, nn.Linear(hiddens, n_out, bias, **place))
 
-    @refuses_at_the_call
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
+    @calls.checks_names
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = None
+    ) -> Tensor:
         """One call of the layer: see the class."""
         calls.check_order(type(self).__name__, keys, values, valid_lens)
         inputs = {"queries": queries, "keys": keys, "values": values}
@@ -97,7 +103,8 @@ class GQAAttention(RotatesHeads):
             check_features(x, name, self.head_dim * self.num_heads)
         projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
         q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in projected)
-        joined = self._joined(q, k, v, valid_lens, of_numpy.corner(self.causal, valid_lens))
+        corner = core_corner(of_numpy.corner(self.causal, valid_lens, causal), queries, keys)
+        joined = self._joined(q, k, v, valid_lens, corner)
         found: Tensor = self.W_o(joined)
         return found
 
@@ -107,7 +114,9 @@ class GQAAttention(RotatesHeads):
         W_v: nn.Linear
         W_o: nn.Linear
 
-        def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
+        def __call__(
+            self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = None
+        ) -> Tensor: ...
 
 
 @twin(of_numpy.CausalAttention)
@@ -149,9 +158,10 @@ class CausalAttention(RotatesHeads):
         self.W_qkv = nn.Linear(hiddens, 3 * hiddens, bias, **place)
         self.W_o = nn.Linear(hiddens, hiddens, bias, **place)
 
-    @refuses_at_the_call
-    def forward(self, X: Tensor, *others: Any) -> Tensor:
+    @calls.checks_names
+    def forward(self, X: Tensor, *others: Any, causal: Causal = True) -> Tensor:
         """One call of the layer: see the class."""
+        of_numpy.check_is_causal(causal)
         check_inputs(X=X)
         check_features(X, "X", self.W_o.in_features)
         q, k, v = self.W_qkv(X).unflatten(2, (3, self.num_heads, -1)).unbind(2)
@@ -160,7 +170,7 @@ class CausalAttention(RotatesHeads):
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
-        def __call__(self, X: Tensor, *others: Any) -> Tensor: ...
+        def __call__(self, X: Tensor, *others: Any, causal: Causal = True) -> Tensor: ...
 
 
 # --- Rotary positions, as the book computes them ----------------------------------------------------------

@@ -92,8 +92,8 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
 
     Notes
     -----
-    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, training=None, cache=None) gives
-    (B, Q, num_hiddens).
+    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None,
+    cache=None) gives (B, Q, num_hiddens).
 
     queries, keys, values   of the parameters' device and type, float32 or float64.  On the CPU bfloat16 and float16,
                 also mixed with float32, are computed in float32; the result is rounded to the type of queries.  Under
@@ -102,6 +102,8 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
                 (rounded up); keys and values beyond these lengths are never read.  A length above K means all
                 keys, one below 0 means 0
+    causal      True: query i sees keys 0..i only, of those that valid_lens let it see.  If there are not as many
+                keys as queries, write "top_left" for that, or "bottom_right": the last query sees the last key
     training    True or False: overrides the mode of the dropout for one call
     cache       made by `new_cache`: holds the earlier steps
 
@@ -216,7 +218,7 @@ class AdditiveAttention(AttentionModule):
     torch.Size([2, 1, 4])
     """
 
-    _with_masks = "mha_c.torch.functional.additive_attention"
+    _with_masks = "additive_attention"
     FORMS = constructors.ADDITIVE
 
     @overload

@@ -10,11 +10,11 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from .. import similarity as of_numpy
-from .._arguments import scalars
+from .._arguments import calls, scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.calls import refuses_at_the_call
 from ._call import formulas
-from ._call.checks import checked_lengths
+from ._call.checks import checked_lengths, lengths_of_causal
 from ._module import ShowsWeights
 from ._private import on_cpu
 from ._tensors import check_inputs, has_numbers
@@ -23,17 +23,17 @@ from ._weights.last import Assigned
 from .functional import dot_product_attention
 
 if TYPE_CHECKING:
-    from .._types import EmptyRows
+    from .._types import Causal, EmptyRows
 
 
 @twin(of_numpy.KernelAttention)
 class KernelAttention(ShowsWeights):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None) returns (B, Q, Dv).  As in
-    the book, queries (Q,), keys (K,) and values (K,) give (Q,).  Each weight is kernel(distance of query and key /
-    width), divided by the sum over the keys of the query.  Gradients flow back to queries, keys, values and `width`, a
-    parameter that is learned like w = 1/width of the book's NWKernelRegression
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False)
+    returns (B, Q, Dv).  As in the book, queries (Q,), keys (K,) and values (K,) give (Q,).  Each weight is
+    kernel(distance of query and key / width), divided by the sum over the keys of the query.  Gradients flow back to
+    queries, keys, values and `width`, a parameter that is learned like w = 1/width of the book's NWKernelRegression
     (`attention.width.requires_grad_(False)` keeps it constant).
 
     Attributes
@@ -55,6 +55,8 @@ class KernelAttention(ShowsWeights):
     torch.Size([])
     """
 
+    _with_masks = of_numpy.KernelAttention._with_masks
+
     @refuses_at_the_call
     def __init__(
         self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform", device: Any = None,
@@ -67,13 +69,17 @@ class KernelAttention(ShowsWeights):
         of_numpy.check_width(width, torch.finfo(dtype or torch.get_default_dtype()))
         self.width = nn.Parameter(torch.tensor(width, device=device, dtype=dtype))
 
-    @refuses_at_the_call
-    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor:
+    @calls.checks_names
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = False
+    ) -> Tensor:
         """Compute the mean of the values for each query: see the class."""
         check_inputs(queries=queries, keys=keys, values=values)
         of_numpy.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1
         q, k, v = of_numpy.with_items((queries, keys, values))
+        if causal is not False:
+            valid_lens = lengths_of_causal(causal, q, k, valid_lens)
         bias = self._log_kernel(distances(q, k if valid_lens is None else seen_keys(q, k, valid_lens)))
         out, weights = dot_product_attention(
             q[..., :0], k[..., :0], v, valid_lens, bias=bias, empty_rows=self.empty_rows, return_weights=True
@@ -83,7 +89,9 @@ class KernelAttention(ShowsWeights):
 
     if TYPE_CHECKING:  # nn.Module's __call__ takes and returns Any
 
-        def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None) -> Tensor: ...
+        def __call__(
+            self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = False
+        ) -> Tensor: ...
 
     def _log_kernel(self, away: Tensor) -> Tensor:
         u = away / self.width.to(away.dtype)

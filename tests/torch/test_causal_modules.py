@@ -18,6 +18,11 @@ LAYERS = {
     "DotProductAttention": lambda: mt.DotProductAttention(0.0),
     "AdditiveAttention": lambda: mt.AdditiveAttention(8, 8, 6, 0.0),
 }
+ALL = {
+    **LAYERS,
+    "KernelAttention": lambda: mt.KernelAttention(width=2.0),
+    "GQAAttention": lambda: mt.GQAAttention(8, 4, 2, rope=True, causal=False),
+}
 
 
 def drawn(n_queries, n_keys):
@@ -27,7 +32,7 @@ def drawn(n_queries, n_keys):
 
 def layer_of(name):
     torch.manual_seed(0)
-    return LAYERS[name]().double()
+    return ALL[name]().double()
 
 
 def outcome(layer, call, inputs, **given):
@@ -56,10 +61,11 @@ WAYS = {"core": lambda layer: (layer, layer), "hooks": hooked, "compile": compil
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("causal", "n_queries", "n_keys"), CASES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ALL)
 def test_causal_is_lengths_of_each_query(name, causal, n_queries, n_keys, way):
     inputs = drawn(n_queries, n_keys)
-    for lens in LENS.values():
+    few = [LENS["of items"]] if way == "compile" else LENS.values()
+    for lens in few:
         layer = layer_of(name)
         expected = outcome(layer, layer, inputs, valid_lens=seen(causal, n_queries, n_keys, lens))
         layer, call = WAYS[way](layer)
@@ -69,7 +75,7 @@ def test_causal_is_lengths_of_each_query(name, causal, n_queries, n_keys, way):
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("causal", ["top_left", "bottom_right"])
 def test_on_another_device(name, causal):
     layer, inputs, lens = layer_of(name), drawn(3, 7), [2, 6]
@@ -81,7 +87,7 @@ def test_on_another_device(name, causal):
         torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ALL)
 def test_under_transforms_and_export(name):
     needs.of_torch("torch.func")
     layer, (x, *_) = layer_of(name), drawn(5, 5)
@@ -126,7 +132,7 @@ def test_a_cached_call_is_causal_already(name):
             layer(x, x, x, cache=layer.new_cache(2, 5), causal="top_left")
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ALL)
 def test_what_is_refused(name):
     layer, (q, k, v) = layer_of(name), drawn(3, 7)
     with pytest.raises(ValueError, match="causal=True is ambiguous for 3 queries and 7 keys: write 'top_left'"):
@@ -137,7 +143,7 @@ def test_what_is_refused(name):
         layer(q, k, v, causal=1)
     with pytest.raises(ValueError, match="valid_lens has shape"):
         layer(q, k, v, [1, 2, 3], causal="top_left")
-    with pytest.raises(TypeError, match="by name"):
+    with pytest.raises(TypeError, match=r"by name|positional"):
         layer(q, k, v, None, True)
 
 
