@@ -113,6 +113,16 @@ def missing(owner: str, **inputs: Any) -> TypeError:
     return TypeError(f"{owner} is called with queries, keys and values; missing or None: {', '.join(none)}{alike}")
 
 
+def is_of_a_library(error: Exception) -> bool:
+    """Whether the error has passed through nothing but mha_c and torch since it was raised: no program's own part."""
+    entry = error.__traceback__
+    while entry is not None:
+        if entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in ("mha_c", "torch"):
+            return False
+        entry = entry.tb_next
+    return True
+
+
 def is_refusal(error: Exception) -> bool:
     """Whether a check of ours made this error with a `raise`, so that the caller's line is all its traceback needs.
 
@@ -122,8 +132,8 @@ def is_refusal(error: Exception) -> bool:
     last = entry = error.__traceback__
     while entry is not None:
         last, entry = entry, entry.tb_next
-        if last.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in ("mha_c", "torch"):
-            return False
+    if not is_of_a_library(error):
+        return False
     if last is None or isinstance(error, ShapeError):
         return True
     ours = last.tb_frame.f_globals.get("__name__", "").startswith("mha_c")

@@ -23,7 +23,7 @@ from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general, ops
 from ._call.checks import lengths_of_causal
-from ._call.children import Layout
+from ._call.children import Layout, all_plain
 from ._call.choice import GENERAL, OPERATOR, choose, parts_for_core
 from ._call.inputs import checked_inputs, materialize
 from ._decoder.decoding import KeyValueCache, Steps
@@ -213,16 +213,20 @@ class AttentionModule(ShowsWeights, Viewable):
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
             named = {"causal": causal or None, "training": training, "cache": cache}
             return leaf_of_a_graph(self, (queries, keys, values, valid_lens), **named)
-        projected, steps = False, None
+        projected, steps, plain = False, None, all_plain(self)
         if isinstance(keys, ProjectedKeyValues):
             projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
-        queries, keys, values = inputs = checked_inputs(type(self).__name__, queries, keys, values, valid_lens)
-        materialize(self, queries, keys, values, valid_lens if cache is None else None, projected)
+        if plain:
+            queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values, valid_lens)
+            materialize(self, queries, keys, values, valid_lens if cache is None else None, projected)
+        inputs = queries, keys, values
         if cache is not None:
             check_causal_steps(causal)
             steps, causal = Steps.of(self, cache, inputs, valid_lens, training), False
         elif causal is not False:
             valid_lens = lengths_of_causal(causal, queries, keys, valid_lens)
+        if not plain:
+            return general.by_the_book(self, inputs, valid_lens, training, projected, steps)
         way, parts = choose(self, queries, keys, values, valid_lens)
         if parts is not None and way is not GENERAL:
             parts = parts.for_projected() if projected else parts
@@ -231,10 +235,10 @@ class AttentionModule(ShowsWeights, Viewable):
             parts, plain = parts.in_one_type(inputs)
             with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
                 return core.call(self, parts, plain, valid_lens, training, steps, queries.dtype)
-        return general.call(self, inputs, valid_lens, training, projected, steps)
+        return general.by_torch(self, inputs, valid_lens, training, projected, steps)
 
-    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        """The call after the projections, as d2l writes it: one child after the other."""
+    def _lines(self, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
+        """The call as the book writes it: one part after the other."""
         raise NotImplementedError
 
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:

@@ -91,13 +91,20 @@ def convert(module: nn.Module) -> nn.Module:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"convert takes a torch module, got {type(module).__name__}")
-    left, found = [], False
+    left, found, before = [], False, {}
     for name, part in reversed(list(module.named_modules())):  # a MultiHeadAttention after the attention inside
         if is_ours(part):
             found = True
         elif isinstance(part, nn.MultiheadAttention) or type(part).__name__ in _KINDS:
-            reason = _convert(part)
-            found = True
+            before[part], found = (type(part), dict(part.__dict__)), True
+            try:
+                reason = _convert(part)
+            except RuntimeError as error:  # weights that take no other numbers, as quantized ones: torch's words
+                reason = f"has weights that convert cannot replace to compare it: convert before you quantize ({error})"
+                for inside in before.keys() & set(part.modules()):
+                    inside.__class__, attributes = before[inside]
+                    inside.__dict__.clear()
+                    inside.__dict__.update(attributes)
             if reason is not None:
                 kind = f"{type(part).__module__}.{type(part).__qualname__}"
                 left.append(f"{name or 'the module itself'} ({kind}) {reason}")

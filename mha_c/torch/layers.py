@@ -7,7 +7,6 @@ compiled core, and so is its backward pass.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Optional, overload
 
 import torch
@@ -18,7 +17,7 @@ from .._arguments import constructors, scalars
 from .._arguments.calls import refuses_at_the_call
 from ..masking import TransposesHeads
 from . import masking
-from ._call import formulas
+from ._call import general
 from ._call.children import Layout
 from ._decoder.projected import ProjectedKeyValues, project
 from ._module import AttentionModule
@@ -52,8 +51,7 @@ class DotProductAttention(AttentionModule):
         super().__init__(empty_rows)
         self.dropout = nn.Dropout(scalars.probability(dropout))
 
-    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        return textbook(self, queries, keys, values, valid_lens, training)
+    _lines = general.dot_product
 
 
 DotProductAttention._layout = Layout.of(())
@@ -174,12 +172,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         weights = inner.attention_weights
         return weights.reshape(-1, self.num_heads, *weights.shape[-2:])
 
-    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        heads = [self.transpose_qkv(x) for x in (queries, keys, values)]
-        if valid_lens is not None:
-            valid_lens = torch.as_tensor(valid_lens).repeat_interleave(self.num_heads, dim=0)
-        mode = {} if training is None else {"training": training}
-        return self.W_o(self.transpose_output(self.attention(heads[0], heads[1], heads[2], valid_lens, **mode)))
+    _lines = general.multi_head
 
 
 MultiHeadAttention._layout = Layout.of(
@@ -252,8 +245,7 @@ class AdditiveAttention(AttentionModule):
         """Project the keys by W_k once, for a decoder that uses the same keys at every step."""
         return project(self, keys, None, valid_lens)
 
-    def _by_children(self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Any) -> Tensor:
-        return textbook(self, queries, keys, values, valid_lens, training, self.w_v)
+    _lines = general.additive
 
 
 AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))
@@ -267,21 +259,3 @@ def linear(size: Any, out_features: int, bias: bool, place: dict[str, Any]) -> n
     if size is None:
         return nn.LazyLinear(out_features, bias, **place)
     return nn.Linear(size, out_features, bias, **place)
-
-
-def textbook(
-    module: Any, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool],
-    scorer: Optional[nn.Module] = None,
-) -> Tensor:  # fmt: skip
-    """The book's own lines of code, which call what has the book's names now."""
-    if training is not None and training != module.dropout.training:
-        raise ValueError("training= overrides the mode of a plain nn.Dropout: set the mode of the module's own dropout")
-    if scorer is not None:
-        scores = scorer(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
-    elif queries.shape[-1] == 0:
-        scores = formulas.dot_product_scores(queries, keys)
-    else:
-        scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
-    valid_lens = None if valid_lens is None else torch.as_tensor(valid_lens)
-    weights = module.attention_weights = module._masked_softmax(scores, valid_lens)
-    return torch.bmm(module.dropout(weights), values)

@@ -33,6 +33,19 @@ N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 N_INPUTS = 3
 
 
+def save(ctx: Any, tensors: Any) -> None:
+    """Save tensors for the backward pass.  `saved_tensors` then holds no None, at which programs that draw graphs
+    fail: its places are noted beside it."""
+    ctx.save_for_backward(*[x for x in tensors if x is not None])
+    ctx.there = [x is not None for x in tensors]
+
+
+def saved(ctx: Any) -> tuple[Any, ...]:
+    """The tensors, None where there was none.  Raises if one was changed in place, or the graph was freed."""
+    found = iter(ctx.saved_tensors)
+    return tuple([next(found) if there else None for there in ctx.there])
+
+
 # --- A whole layer ----------------------------------------------------------------------------------------
 
 
@@ -43,19 +56,19 @@ class LayerFunction(Function):
     def forward(ctx: Any, call: LayerCall, done: tuple[Tensor, Kept], *tensors: Any) -> Tensor:
         out, kept = done
         if kept.context.nbytes < LARGE_BYTES:
-            ctx.save_for_backward(*tensors)
+            save(ctx, tensors)
             ctx.of_call = call, kept
         else:
             W_q, W_k = tensors[N_INPUTS], tensors[N_INPUTS + 1]  # without them, copies for attention_weights alone
             q, k = None if W_q is None else kept.q, None if W_k is None else kept.k
             large = q, k, kept.row_max, kept.row_sum, kept.values, kept.context
-            ctx.save_for_backward(*tensors, *map(optional_tensor, large))
+            save(ctx, (*tensors, *map(optional_tensor, large)))
             ctx.of_call = call, None
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors = ctx.saved_tensors  # raises if one was changed in place, or the graph was freed
+        tensors = saved(ctx)
         call, kept = ctx.of_call
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
@@ -206,7 +219,7 @@ class WeightsFunction(Function):
 
     @staticmethod
     def forward(ctx: Any, shown: Shown, *tensors: Any) -> Tensor:
-        ctx.save_for_backward(*tensors)
+        save(ctx, tensors)
         ctx.source, ctx.gone = shown.source, shown.gone
         ctx.changed = not shown.gone and shown.source.has_changed(tensors)
         # For a compiled call the backward pass compares numbers.  For that keep the recipe and not the result: the
@@ -221,7 +234,7 @@ class WeightsFunction(Function):
                 "the graph of the call is gone, so attention_weights have no gradient: keep the call's output, or read "
                 "attention_weights, before the inputs go out of use and before backward"
             )
-        source, tensors, needs = ctx.source, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        source, tensors, needs = ctx.source, saved(ctx), ctx.needs_input_grad[1:]
 
         def weights_of(*arguments: Any) -> Any:
             weights = source.weights(*arguments).reshape(grad.shape)
@@ -260,14 +273,14 @@ class AttentionFunction(Function):
         out, weights, lse, statistics = done
         if call.valid_lens is not None:  # the caller may change them before the backward pass
             call = call._replace(valid_lens=np.array(call.valid_lens))
-        ctx.save_for_backward(*tensors, out, *statistics)
+        save(ctx, (*tensors, out, *statistics))
         ctx.call = call
         ctx.set_materialize_grads(False)
         return out, weights, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Optional[Tensor], *of_extras: Any) -> Any:
-        *tensors, out, row_max, row_sum = ctx.saved_tensors
+        *tensors, out, row_max, row_sum = saved(ctx)
         given, call, needs = AttentionTensors._make(tensors), ctx.call, ctx.needs_input_grad[2:]
         if not (grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or watched()):
             try:

@@ -100,6 +100,27 @@ def parts_in_python(module: Any) -> Optional[Parts]:
     return Parts(Parameters(*found), inner.__dict__, inner._modules["dropout"], None)
 
 
+def all_plain(module: Any) -> bool:
+    """Whether one call can replace the calls of all children, perhaps once lazy projections have their sizes."""
+    if standard_parts(module) is not None:
+        return True
+    slots = [(slot, module._modules.get(name)) for slot, name in module._layout.slots]
+    if not any(type(child) is nn.LazyLinear for _, child in slots) or plain_attention(module) is None:
+        return False
+    return all(is_plain(child) or (_is_fresh(child) and (slot < 4 or child.bias is None)) for slot, child in slots)
+
+
+def is_plain(linear: Any) -> bool:
+    return type(linear) is nn.Linear and not is_changed(linear)
+
+
+def _is_fresh(linear: Any) -> bool:
+    """Whether it is an nn.LazyLinear whose only hook is torch's own, which sets its sizes in its first call."""
+    if type(linear) is not nn.LazyLinear or "forward" in linear.__dict__:
+        return False
+    return sum(len(getattr(linear, hooks)) for hooks in HOOKS) == 1 and hasattr(linear, "_initialize_hook")
+
+
 def plain_attention(module: Any) -> Any:
     """The module that has the dropout, if attention is what the constructor made and no name of it is replaced."""
     kind, children = type(module), module._modules

@@ -1,50 +1,120 @@
-"""A call of a layer in the book's lines, child by child: W_o(attention(W_q(queries), W_k(keys), W_v(values)))."""
+"""A call of a layer that neither the core nor an operator computes.
+
+`by_the_book` is the call of a layer with a part that somebody has replaced, hooked or wrapped: the book's own lines,
+with the inputs as they are.  `by_torch` is that of a layer whose parts are all plain, on another device, in a transform
+or a mode: there keys and values that no query sees have no influence.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Optional
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from .._tensors import exporting
+from ..._arguments import calls
+from .._tensors import exporting, is_compiling
 from .._weights.last import last_of
 from . import formulas
 from .attention import attend
-from .children import is_changed, plain_attention
 from .choice import looked_at
 from .dropout import rate
-from .inputs import check_call, children_of
+from .inputs import check_call, checked_inputs, children_of
 from .records import AttentionCall, AttentionTensors
 
+# --- The book's lines ---------------------------------------------------------------------------------------
 
-def call(
-    module: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool, steps: Any = None
+
+def multi_head(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
+    queries, keys, values = inputs
+    queries = layer.transpose_qkv(layer.W_q(queries))
+    keys = layer.transpose_qkv(W_k(keys))
+    values = layer.transpose_qkv(W_v(values))
+    if valid_lens is not None:
+        valid_lens = torch.as_tensor(valid_lens).repeat_interleave(layer.num_heads, dim=0)
+    mode = {} if training is None else {"training": training}
+    output = layer.attention(queries, keys, values, valid_lens, **mode)
+    return layer.W_o(layer.transpose_output(output))
+
+
+def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
+    queries, keys, values = inputs
+    if queries.shape[-1] == 0:
+        scores = formulas.dot_product_scores(queries, keys)
+    else:
+        scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
+    return _attended(layer, scores, values, valid_lens, training)
+
+
+def additive(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
+    queries, keys, values = inputs
+    queries, keys = layer.W_q(queries), W_k(keys)
+    scores = layer.w_v(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
+    return _attended(layer, scores, values, valid_lens, training)
+
+
+def _attended(layer: Any, scores: Tensor, values: Tensor, valid_lens: Any, training: Optional[bool]) -> Tensor:
+    if training is not None and training != layer.dropout.training:
+        raise ValueError("training= overrides the mode of a plain nn.Dropout: set the mode of the module's own dropout")
+    weights = layer.attention_weights = layer._masked_softmax(scores, valid_lens)
+    return torch.bmm(layer.dropout(weights), values)
+
+
+def by_the_book(
+    layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool = False, steps: Any = None
 ) -> Tensor:
-    """The output; the module whose attention computes it keeps the call.
+    """The output.  Nothing is looked at before the lines do so; an error of theirs is put into our words.
 
     projected  keys and values have been through W_k and W_v already
     steps      the `decoding.Steps` of a call with a cache
     """
     queries, keys, values = inputs
-    children, empty_rows, clean = children_of(module, projected), module.empty_rows, False
-    W_q, W_k, W_v, W_o, scorer = map(children.get, (0, 1, 2, 3, 8))
-    inner = _attention_inside(module, children, inputs)
-    # Another attention may see what it likes, and have lengths of its own.
-    lens = valid_lens if hasattr(module._inner(), "_layout") else None
-    lens = check_call(module, children, queries, keys, values, lens)
-    if steps is None and lens is not None:
-        valid_lens = lens
-        keys, values = formulas.without_hidden(queries, keys, values, lens, empty_rows)
-        clean = all(W is None or _is_plain(W) for W in (W_k, W_v))
-    elif steps is not None:
-        rows = [x if W is None else W(x) for x, W in ((keys, W_k), (values, W_v))]
+    children = children_of(layer, projected)
+    W_k, W_v = (children.get(slot, _as_it_is) for slot in (1, 2))
+    if layer._last is not None:
+        layer.__dict__["_last"] = None  # perhaps assigned
+    if is_compiling():
+        return layer._lines(inputs, valid_lens, training, W_k, W_v)
+    try:
+        if steps is None:
+            return layer._lines(inputs, valid_lens, training, W_k, W_v)
+        keys, values, valid_lens = steps.appended(W_k(keys), W_v(values))
+        return layer._lines((queries, keys, values), valid_lens, training, _as_it_is, _as_it_is)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        if steps is None and calls.is_of_a_library(error):
+            lens = valid_lens if hasattr(layer._inner(), "_layout") else None
+            queries, keys, values = checked_inputs(type(layer).__name__, queries, keys, values, lens)
+            check_call(layer, children, queries, keys, values, lens)
+        raise
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+# --- torch's operations -------------------------------------------------------------------------------------
+
+
+def by_torch(
+    layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool, steps: Any = None
+) -> Tensor:
+    """The output of a layer whose parts are all plain; the arguments are those of `by_the_book`."""
+    queries, keys, values = inputs
+    children, empty_rows = children_of(layer, projected), layer.empty_rows
+    valid_lens = check_call(layer, children, queries, keys, values, valid_lens if steps is None else None)
+    if steps is not None:
+        rows = (W(x) if W else x for W, x in zip(map(children.get, (1, 2)), (keys, values)))
         keys, values, valid_lens = steps.appended(*rows)
-        W_k, W_v, clean, empty_rows = None, None, True, "zero"
-    if module._last is not None:
-        module.__dict__["_last"] = None  # perhaps assigned
-    if inner is None:
-        q, k, v = (x if W is None else W(x) for x, W in ((queries, W_q), (keys, W_k), (values, W_v)))
-        return module._by_children(q, k, v, valid_lens, training)
+        projected, children, empty_rows = True, children_of(layer, True), "zero"
+    elif valid_lens is not None:
+        keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows)
+    inputs, weights = (queries, keys, values), [x for W in children.values() for x in W.parameters()]
+    if looked_at(*inputs, *weights):
+        return by_the_book(layer, inputs, valid_lens, training, projected)
+    if layer._last is not None:
+        layer.__dict__["_last"] = None
+    inner, scorer = layer._inner(), children.get(8)
     p = float(rate(inner.dropout, training))
 
     def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -54,22 +124,8 @@ def call(
         if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
             visible = formulas.visible_keys(queries, keys, valid_lens)
             given = options._replace(valid_lens=None), tensors._replace(keep_mask=visible)
-        found = attend(*given, clean=clean)
-        inner.__dict__["_last"] = last_of(options, tensors, found, (W_q is None, W_k is None))
+        found = attend(*given, clean=True)
+        inner.__dict__["_last"] = last_of(options, tensors, found, (0 not in children, 1 not in children))
         return found.out
 
-    return formulas.composed((queries, keys, values), (W_q, W_k, W_v, W_o), module.num_heads, attention_of)
-
-
-def _attention_inside(module: Any, children: dict[int, Any], inputs: Any) -> Any:
-    """The module whose attention can be computed as a whole; None where each of the book's operations must be seen."""
-    scorer = children.get(8)
-    if scorer is not None and not (_is_plain(scorer) and scorer.bias is None):
-        return None
-    # A hooked child may turn weights of a class of its own into plain numbers, as torch's tensor parallel does.
-    own = [x for W in children.values() if _is_plain(W) for x in W.parameters()]
-    return None if looked_at(*inputs, *own) else plain_attention(module)
-
-
-def _is_plain(linear: Any) -> bool:
-    return type(linear) is nn.Linear and not is_changed(linear)
+    return formulas.composed(inputs, map(children.get, range(4)), layer.num_heads, attention_of)

@@ -14,6 +14,7 @@ from .._private import on_cpu
 from .._tensors import check_devices, check_inputs, common_type, exporting, is_compiling, refuse_half_fake
 from .._weights.lazy import LazyWeights, computed
 from .checks import check_options, check_sizes, checked_lengths, rank_of
+from .children import is_plain
 
 
 def checked_inputs(owner: str, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
@@ -53,9 +54,7 @@ def check_call(
 def _check_children(
     module: Any, children: dict[int, Any], queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any
 ) -> None:
-    # A parametrized child computes its weight when asked for it, and may change with it.
-    owned = [child._parameters for child in children.values() if isinstance(child, nn.Linear)]
-    weights = tuple(own["weight"] for own in owned if "weight" in own)
+    weights = tuple(child.weight for child in children.values() if is_plain(child))  # others may never be read
     check_devices(queries=queries, keys=keys, values=values, parameters=weights, valid_lens=valid_lens)
     one = weights[0] if weights else None
     refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=valid_lens)
@@ -90,24 +89,25 @@ def copied(module: Any) -> Any:
 def materialize(
     module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None, projected: bool = False
 ) -> None:
-    """Draw the weights of lazy projections of a layer, in the order in which d2l would call them.
+    """Draw the weights of lazy projections of a plain layer, in the order in which d2l would call them; none is called.
 
     An input is None if it is projected already.
     """
-    if not any(isinstance(module._modules.get(name), nn.LazyLinear) for _, name in module._layout.slots):
-        return
     children = children_of(module, projected)
+    if not any(type(child) is nn.LazyLinear for child in children.values()):
+        return
     if queries is not None:
         check_call(module, children, queries, keys, values, valid_lens)
     inputs = (queries, None, None) if projected else (queries, keys, values)
     for slot, x in enumerate(inputs):
-        if x is not None and isinstance(children.get(slot), nn.LazyLinear):
-            _materialize(children[slot], x.shape[-1])
+        if x is not None:
+            _materialize(children.get(slot), x.shape[-1])
     for slot, before in ((3, 2), (8, 0)):  # d2l calls W_o after W_v, w_v after W_q
-        if inputs[before] is not None and isinstance(children.get(slot), nn.LazyLinear):
+        if inputs[before] is not None and slot in children:
             _materialize(children[slot], children[before].out_features)
 
 
 def _materialize(linear: Any, features: int) -> None:
-    with torch.no_grad():
-        linear(torch.empty(0, features, dtype=linear.weight.dtype, device=linear.weight.device))
+    """What torch's own hook does before the first call, which looks at the number of features alone."""
+    if type(linear) is nn.LazyLinear:
+        linear._infer_parameters(linear, (torch.empty(0, features, device="cpu"),))

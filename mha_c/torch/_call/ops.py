@@ -18,7 +18,7 @@ from .._private import has_operators
 from .._tensors import draw_seed_tensor, lengths, result_type, without_subclass
 from .._weights.last import Last
 from .attention import any_needs_grad
-from .autograd import LayerSource, layer_gradients
+from .autograd import LayerSource, layer_gradients, save, saved
 from .checks import checked_lengths
 from .children import Parts
 from .dropout import number, rate
@@ -121,14 +121,14 @@ def _layer_grads_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     tensors = (*inputs[:13], inputs[16])
-    ctx.save_for_backward(*tensors, *output[1:])
+    save(ctx, (*tensors, *output[1:]))
     ctx.options = inputs[13:16]
     ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:3], *inputs[4:13])]
 
 
 def _autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
-    *inputs, seed = ctx.saved_tensors[:14]
-    tape = ctx.saved_tensors[14:]
+    tensors = saved(ctx)
+    (*inputs, seed), tape = tensors[:14], tensors[14:]
     if torch.is_grad_enabled():  # create_graph
         call = LayerCall._make((inputs[3], *ctx.options, seed))
         grads = layer_gradients([*inputs[:3], *inputs[4:]], call, ctx.needs, grad_out)

@@ -155,7 +155,7 @@ class Steps(NamedTuple):
     num_heads: int
     n_steps: int
     counts: Any  # how many of them count, of each item
-    held: Held
+    module: Any
 
     @classmethod
     def of(cls, module: Any, cache: Any, inputs: Any, valid_lens: Any, training: Optional[bool]) -> Steps:
@@ -171,12 +171,13 @@ class Steps(NamedTuple):
         n_steps = queries.shape[1]
         valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
         counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, cache.batch, n_steps)
-        return cls(cache, module.num_heads, n_steps, counts, Held.by(module))
+        return cls(cache, module.num_heads, n_steps, counts, module)
 
     def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
         cache, (queries, keys, values) = self.cache, inputs
-        after = cache._check(self.held, self.counts)
+        held = Held.by(self.module)
+        after = cache._check(held, self.counts)
         widths: Any = 0, 0  # not needed once the cache has rows
         if cache._weights is None:
             pairs = (keys, parameters.W_k), (values, parameters.W_v)
@@ -186,19 +187,22 @@ class Steps(NamedTuple):
         # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
         options: Any = self.num_heads, "zero", 0.0, 0, *room, cache._steps, self.counts, caches.most(after)
         found = layer_step(queries, keys, values, lens, weights, parameters.w_v, *options)
-        cache._keep(self.held, after)
+        cache._keep(held, after)
         return found
 
     def appended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Append projected rows; returns the keys and values of all steps so far, and how many each query sees."""
-        cache = self.cache
-        after = cache._check(self.held, self.counts)
+        cache, held = self.cache, Held.by(self.module)
+        after = cache._check(held, self.counts)
         cache._write(keys, values, self.counts)
         seen, n_rows = cache._visible_keys(after, self.n_steps), caches.most(after)
-        cache._keep(self.held, after)
+        cache._keep(held, after)
         rooms: Any = cache._keys, cache._values
         if isinstance(rooms[0], np.ndarray):  # copies: a cache that is cleared writes there again
-            rooms = [torch.from_numpy(x[:, :n_rows].copy()).to(keys.dtype) for x in rooms]
+            counted = (np.arange(n_rows) < cache._full(after)[:, None])[..., None]  # the other rows were never written
+            rooms = [
+                torch.from_numpy(np.where(counted, x[:, :n_rows], 0).astype(x.dtype)).to(keys.dtype) for x in rooms
+            ]
         k, v = (x[:, :n_rows] for x in rooms)
         return k, v, None if seen is None else torch.from_numpy(seen)
 

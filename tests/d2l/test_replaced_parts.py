@@ -1,0 +1,345 @@
+"""A part that a reader replaces, hooks, wraps, quantizes or brings just in time: called as d2l's own class calls it.
+
+Every test runs its lines on d2l's own classes and under patch(): outputs, gradients and weights are equal, and whoever
+watches sees the same numbers, as often and in the same order.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import mha_c.d2l
+import needs
+from mha_c import torch as mt
+from notebook import additive, equal_under_patch, multi_head, numbers, same_under_patch
+
+LENS = {"items": torch.tensor([3, 2]), "queries": torch.tensor([[1, 2, 3, 5], [2, 4, 1, 1]]), "none": None}
+HIDDEN = 7.0  # in rows of keys and values that no query sees
+
+
+def inputs():
+    """queries, keys, values of two items with five keys, of which two or three are never seen: these are large."""
+    queries, keys, values = numbers(2, 4, 8), numbers(3, 5, 8)[:2] + 0.1, numbers(2, 5, 8) - 0.2
+    for x in keys, values:
+        x[0, 3:], x[1, 2:] = HIDDEN, -HIDDEN
+    return [x.clone().requires_grad_() for x in (queries, keys, values)]
+
+
+def layers(d2l):
+    found = {"multi-head": multi_head(d2l), "dot": d2l.DotProductAttention(0.0)}
+    if hasattr(d2l, "AdditiveAttention"):
+        found["additive"] = additive(d2l)
+    return found
+
+
+def called(layer, lens, *given):
+    """Output, gradients of inputs and of parameters, attention weights of one call with these lengths."""
+    given = given or inputs()
+    out = layer(*given, lens)
+    inner = getattr(layer, "attention", layer)
+    learned = [x for x in (*given, *layer.parameters()) if x.requires_grad and x.is_floating_point()]
+    grads = torch.autograd.grad(out.square().sum(), learned, allow_unused=True)
+    return [out, *(x for x in grads if x is not None), inner.attention_weights]
+
+
+# --- What hooks see ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lens", LENS)
+@pytest.mark.parametrize("hooked", ["W_q", "W_k", "W_v", "W_o", "w_v", "attention", "dropout", "all"])
+@same_under_patch
+def test_hooks_see_the_rows_that_d2ls_see(d2l, hooked, lens):
+    found = []
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)  # sizes
+        events = []
+        for name, child in layer.named_modules():
+            if name and (hooked == "all" or name.rpartition(".")[2] == hooked):
+                child.register_forward_hook(lambda module, args, out, events=events: events.extend((*args, out)))
+        outcome = called(layer, LENS[lens])
+        found += [*outcome, torch.tensor(len(events)), *(x for x in events if isinstance(x, torch.Tensor))]
+    return found
+
+
+@pytest.mark.parametrize("lens", ["items", "none"])
+@same_under_patch
+def test_who_is_called_in_which_order(d2l, lens):
+    found = []
+    for layer in layers(d2l).values():
+        names, order = {child: i for i, (_, child) in enumerate(layer.named_modules())}, []
+        for kind in (
+            nn.modules.module.register_module_forward_pre_hook,
+            nn.modules.module.register_module_forward_hook,
+        ):
+            kind(lambda module, *_, names=names, order=order: order.append(names.get(module, -1)))
+        try:
+            layer(*inputs(), LENS[lens])  # the first call of a lazy layer, too
+        finally:
+            nn.modules.module._global_forward_pre_hooks.clear()
+            nn.modules.module._global_forward_hooks.clear()
+        found.append(torch.tensor(order))
+    return found
+
+
+def test_backward_hooks_see_the_gradients_that_d2ls_see(d2l):
+    def notebook(d2l):
+        layer, events = multi_head(d2l), []
+        layer(*inputs(), None)
+        for _, child in list(layer.named_modules())[1:]:
+            child.register_full_backward_hook(lambda module, into, out: events.extend((*into, *out)))
+        found = called(layer, LENS["items"])
+        return [*found, *(x for x in events if x is not None)]
+
+    equal_under_patch(d2l, notebook)
+
+
+@same_under_patch
+def test_a_range_that_an_observer_has_seen(d2l):
+    """Observers of quantization note the largest number of each input."""
+    layer, largest = multi_head(d2l), {}
+    for name, child in layer.named_children():
+        child.register_forward_pre_hook(lambda module, args, name=name: largest.update({name: args[0].abs().max()}))
+    layer(*inputs(), LENS["items"])  # the first call: of a lazy layer, too
+    return [largest[name].detach() for name in ("W_q", "W_k", "W_v", "W_o", "attention")]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's, of its own quantization
+@same_under_patch
+def test_quantize_dynamic_with_lengths(d2l):
+    """One scale for all rows: padding widens it as in d2l."""
+    layer = multi_head(d2l, 16).eval()
+    given = [torch.cat((x, 2 * x), -1).detach() for x in inputs()]
+    layer(*given, None)
+    quantized = needs.module("torch.ao.quantization").quantize_dynamic(layer, {nn.Linear}, torch.qint8)
+    return [quantized(*given, LENS["items"]), quantized.attention.attention_weights]
+
+
+# --- A function or a module of the reader's own -----------------------------------------------------------------------
+
+
+def left_padding(X, valid_lens):
+    if valid_lens is None:
+        return torch.softmax(X, -1)
+    lens = valid_lens.reshape(len(X), -1)[..., None]
+    return torch.softmax(X.masked_fill(torch.arange(X.shape[-1]) < X.shape[-1] - lens, -1e6), -1)
+
+
+def ignoring(X, valid_lens):
+    return torch.softmax(X, -1)
+
+
+def soft(X, valid_lens):
+    if valid_lens is None:
+        return torch.softmax(X, -1)
+    lens = valid_lens.reshape(len(X), -1)[..., None]
+    return torch.softmax(X - 0.1 * (torch.arange(X.shape[-1]) - lens).clamp(min=0), -1)
+
+
+@pytest.mark.parametrize("own", [left_padding, ignoring, soft])
+@pytest.mark.parametrize("lens", LENS)
+def test_a_masked_softmax_of_ones_own(d2l, own, lens, monkeypatch):
+    def notebook(d2l):
+        monkeypatch.setattr(d2l, "masked_softmax", own)
+        return [x for layer in layers(d2l).values() for x in called(layer, LENS[lens])]
+
+    equal_under_patch(d2l, notebook)
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (2, 4, 5)])
+def test_masks_in_the_place_of_lengths(d2l, shape, monkeypatch):
+    """His function knows what he gives; d2l only repeats it for the heads."""
+
+    def by_mask(X, mask):
+        mask = mask if mask.dim() == 3 else mask[:, None]
+        return torch.softmax(X.masked_fill(~mask, -1e6), -1)
+
+    def notebook(d2l):
+        monkeypatch.setattr(d2l, "masked_softmax", by_mask)
+        mask = numbers(*shape) < 0.3
+        return [x for layer in layers(d2l).values() for x in called(layer, mask)]
+
+    equal_under_patch(d2l, notebook)
+
+
+@pytest.mark.parametrize("part", ["W_q", "W_k", "W_v", "W_o", "attention.dropout", "dropout", "w_v"])
+@same_under_patch
+def test_a_module_of_ones_own(d2l, part):
+    class Mixed(nn.Module):
+        """Mixes rows, hidden ones too."""
+
+        def __init__(self, old):
+            super().__init__()
+            self.old = old
+
+        def forward(self, x):
+            found = self.old(x)
+            return found + 0.1 * found.mean(1, keepdim=True)
+
+    found = []
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)
+        *outer, name = part.split(".")
+        owner = layer
+        for one in outer:
+            owner = getattr(owner, one, None)
+        if getattr(owner, name, None) is not None:
+            setattr(owner, name, Mixed(getattr(owner, name)))
+        found += called(layer, LENS["items"])
+    return found
+
+
+@same_under_patch
+def test_a_projection_that_takes_tokens(d2l):
+    """An embedding in the place of W_q: whole numbers of rank 2 are what it reads."""
+    found, tokens = [], torch.tensor([[0, 3, 1, 2], [1, 1, 0, 3]])
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)
+        if hasattr(layer, "W_q"):
+            layer.W_q = nn.Embedding.from_pretrained(numbers(4, 8), freeze=False)
+            found += called(layer, LENS["items"], tokens, *inputs()[1:])
+    return found
+
+
+@same_under_patch
+def test_a_pre_hook_that_changes_the_features(d2l):
+    found = []
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)
+        if hasattr(layer, "W_q"):
+            layer.W_q.register_forward_pre_hook(lambda module, args: (torch.cat((args[0], -args[0]), -1),))
+            found += called(layer, LENS["items"], inputs()[0][..., :4].detach(), *inputs()[1:])
+    return found
+
+
+# --- Weights that are not what they seem ------------------------------------------------------------------------------
+
+
+class Int8Linear(nn.Linear):
+    """As Linear8bitLt of bitsandbytes: an nn.Linear with weights of another type, and a `forward` that knows them."""
+
+    def __init__(self, old):
+        super().__init__(old.in_features, old.out_features, bias=False)
+        self.scale = old.weight.detach().abs().max() / 127
+        self.weight = nn.Parameter((old.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return x @ (self.weight.float() * self.scale).T
+
+
+class Packed4bit(Int8Linear):
+    """As Linear4bit: the weight has another shape, too."""
+
+    def __init__(self, old):
+        super().__init__(old)
+        self.weight = nn.Parameter(self.weight.detach().reshape(-1, 1), requires_grad=False)
+
+    def forward(self, x):
+        return x @ (self.weight.float().reshape(self.out_features, -1) * self.scale).T
+
+
+def replaced(layer, make, *names):
+    for name in names or ("W_q", "W_k", "W_v", "W_o", "w_v"):
+        if hasattr(layer, name):
+            setattr(layer, name, make(getattr(layer, name)))
+
+
+@pytest.mark.parametrize("kind", [Int8Linear, Packed4bit])
+@pytest.mark.parametrize("names", [(), ("W_k",), ("W_v", "W_o")])
+@same_under_patch
+def test_quantized_children(d2l, kind, names):
+    found = []
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)
+        replaced(layer, kind, *names)
+        for lens in LENS.values():
+            found += called(layer, lens)
+    return found
+
+
+@pytest.mark.parametrize("away", ["meta", "float8", "int8"])
+@same_under_patch
+def test_weights_that_hooks_bring_for_the_call(d2l, away):
+    """accelerate's offload keeps weights on meta, layer-wise casting in another type, until a child is called."""
+    if away == "float8":
+        needs.of_torch("torch.float8_e4m3fn")
+    found = []
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)
+        layer.requires_grad_(False)
+        for child in [one for one in layer.modules() if type(one) is nn.Linear]:
+            whole = child.weight
+            if away == "meta":
+                there = nn.Parameter(whole.to("meta"), requires_grad=False)
+            else:
+                kind = torch.int8 if away == "int8" else torch.float8_e4m3fn
+                there = nn.Parameter(whole.to(kind), requires_grad=False)
+            child.weight = there
+            child.register_forward_pre_hook(lambda module, args, whole=whole: setattr(module, "weight", whole))
+            child.register_forward_hook(lambda module, args, out, there=there: setattr(module, "weight", there))
+        for lens in LENS.values():
+            found += called(layer, lens)
+    return found
+
+
+def test_convert_leaves_a_layer_that_is_quantized_already_as_a_whole(d2l):
+    model = nn.Sequential(multi_head(d2l), multi_head(d2l), d2l.DotProductAttention(0.0))
+    for layer in model[:2]:
+        layer(*inputs(), None)
+    replaced(model[0], Int8Linear)
+    before = dict(vars(model[0].attention))
+    with pytest.warns(UserWarning, match=r"left as they were: 0 \(.*MultiHeadAttention\) .*before you quantize"):
+        mt.convert(model)
+    assert [type(x).__module__.startswith("mha_c") for x in model] == [False, True, True]
+    assert type(model[0].attention) is d2l.DotProductAttention and vars(model[0].attention) == before
+    model[0](*inputs(), LENS["items"])
+
+
+# --- A first call -----------------------------------------------------------------------------------------------------
+
+
+def lazy(layer):
+    """The layer with sizes that its first call sets, as in d2l 1.0."""
+    for name, child in layer.named_children():
+        if type(child) is nn.Linear:
+            setattr(layer, name, nn.LazyLinear(child.out_features, bias=False))
+    return layer
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_a_first_call_calls_each_projection_once(d2l, hooked):
+    def notebook(d2l):
+        found = []
+        for layer in map(lazy, layers(d2l).values()):
+            shapes = []
+            if hooked:
+                for name in ("W_q", "W_k", "W_v", "W_o", "w_v"):
+                    child = getattr(layer, name, None)
+                    if child is not None:
+                        child.register_forward_hook(
+                            lambda module, args, out, shapes=shapes: shapes.append(args[0].shape)
+                        )
+                        child.register_forward_hook(lambda module, args, out: args[0].max() and None)
+            found += called(layer, LENS["items"])
+            found += [torch.tensor(tuple(shape)) for shape in shapes]
+            assert not any(isinstance(child, nn.LazyLinear) for child in layer.children())
+        return found
+
+    equal_under_patch(d2l, notebook)
+
+
+def test_a_plain_first_call_calls_no_projection(d2l, monkeypatch):
+    """The core computes it whole; the sizes are set without a call."""
+    with mha_c.d2l.patch(d2l):
+        made = [lazy(layer) for layer in layers(d2l).values()]
+    for layer in made:
+        seen, before = [], nn.Module._call_impl
+
+        def call(self, *args, seen=seen, before=before, **named):
+            seen.append(self)
+            return before(self, *args, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Module, "_call_impl", call)
+            layer(*inputs(), LENS["items"])
+        assert [one for one in seen if isinstance(one, nn.Linear)] == []
+        assert all(type(child) in (nn.Linear, nn.Dropout) for child in layer.modules() if not list(child.children()))
