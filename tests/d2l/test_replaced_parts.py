@@ -211,6 +211,38 @@ def test_a_pre_hook_that_changes_the_features(d2l):
     return found
 
 
+@pytest.mark.parametrize("how", ["plain", "hook on W_q", "hook on dropout", "grad of grad"])
+@pytest.mark.parametrize(
+    "lens", [torch.tensor([1, 1]), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 1]])], ids=["items", "queries"]
+)
+def test_scores_of_a_query_that_sees_one_key_have_no_gradient(d2l, how, lens):
+    """Exactly none, as in d2l, where an optimizer such as Adam would make whole steps of rounding noise."""
+
+    def notebook(d2l):
+        zero = []
+        for layer in layers(d2l).values():
+            layer(*inputs(), None)
+            if how.startswith("hook"):
+                inner = (
+                    layer.W_q
+                    if how.endswith("W_q") and hasattr(layer, "W_q")
+                    else getattr(layer, "attention", layer).dropout
+                )
+                inner.register_forward_hook(lambda *_: None)
+            queries, keys, values = inputs()
+            learned = [
+                queries,
+                keys,
+                *(W.weight for n in ("W_q", "W_k", "w_v") for W in [getattr(layer, n, None)] if W),
+            ]
+            loss = layer(queries, keys, values, lens).square().sum()
+            zero += torch.autograd.grad(loss, learned, create_graph=how == "grad of grad")
+        assert not any(x.any() for x in zero)
+        return zero
+
+    equal_under_patch(d2l, notebook)
+
+
 # --- Weights that are not what they seem ------------------------------------------------------------------------------
 
 
