@@ -232,9 +232,9 @@ class AttentionModule(ShowsWeights, Viewable):
             parts = parts.for_projected() if projected else parts
             if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
                 return ops.call(self, parts, inputs, valid_lens, training)
-            parts, plain = parts.in_one_type(inputs)
+            parts, of_one_type = parts.in_one_type(inputs)
             with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
-                return core.call(self, parts, plain, valid_lens, training, steps, queries.dtype)
+                return core.call(self, parts, of_one_type, valid_lens, training, steps, queries.dtype)
         return general.by_torch(self, inputs, valid_lens, training, projected, steps)
 
     def _lines(self, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:

@@ -98,8 +98,8 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
                 autocast, results other than float64 have autocast's type.  If `keys` is a result of `project`, leave
                 out values
     valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
-                (rounded up); keys and values beyond these lengths are never read.  A length above K means all
-                keys, one below 0 means 0
+                (rounded up); where all parts of the layer are plain, keys and values beyond these lengths are never
+                read.  A length above K means all keys, one below 0 means 0
     causal      True: query i sees keys 0..i only, of those that valid_lens let it see.  If there are not as many
                 keys as queries, write "top_left" for that, or "bottom_right": the last query sees the last key
     training    True or False: overrides the mode of the dropout for one call
@@ -110,8 +110,8 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     to inputs and parameters.  Each call with dropout draws one seed from torch's generator.  On devices other than the
     CPU, torch's own kernels compute the call.
     Unlike d2l's, it checks its arguments, needs no valid_lens and keeps no graph in its attention weights (so
-    copy.deepcopy works after a training step).  A child that was replaced, or that has hooks, is called as d2l would
-    call it, with 0 in the rows of keys and values that no query sees.
+    copy.deepcopy works after a training step).  If a part was replaced or has hooks, the call is the book's own lines
+    with the inputs as they are: each part is called once, in the book's order, and may see keys that no query sees.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Examples

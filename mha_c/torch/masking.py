@@ -36,18 +36,16 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     """
     scalars.empty_rows(empty_rows)
     check_inputs(X=X)
-    seen = X != -torch.inf
+    least = torch.finfo(X.dtype).min
+    scores = X.clamp(min=least)  # a row of -inf throughout would have a gradient of NaN; of equal scores it is uniform
     if valid_lens is not None:
         if X.dim() != 3:
             raise ShapeError(f"X must have shape (B, Q, K) with valid_lens, got {tuple(X.shape)}")
         lens = checked_lengths(valid_lens, X).to(X.device)
         lens = lens[:, None] if lens.dim() == 1 else lens
-        seen = seen & (torch.arange(X.shape[2], device=X.device) < lens[..., None])
-    empty = ~seen.any(-1, keepdim=True)
-    # An empty row is uniform: softmax of equal scores.  A row of -inf throughout would have a gradient of NaN.
-    scores = torch.where(seen, X, torch.where(empty, 0.0, -torch.inf).to(X.dtype))
+        scores = scores.masked_fill(torch.arange(X.shape[2], device=X.device) >= lens[..., None], least)
     weights = nn.functional.softmax(scores, dim=-1)
-    return torch.where(seen | empty if empty_rows == "uniform" else seen, weights, 0.0)
+    return weights if empty_rows == "uniform" else weights.masked_fill((scores == least).all(-1, keepdim=True), 0)
 
 
 def empty_rows_of(masked_softmax: Any) -> str:

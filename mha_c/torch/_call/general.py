@@ -18,6 +18,7 @@ from .._tensors import exporting, is_compiling
 from .._weights.last import last_of
 from . import formulas
 from .attention import attend
+from .children import is_plain, plain_attention
 from .choice import looked_at
 from .dropout import rate
 from .inputs import check_call, checked_inputs, children_of
@@ -50,6 +51,11 @@ def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[boo
 def additive(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
     queries, keys, values = inputs
     queries, keys = layer.W_q(queries), W_k(keys)
+    if is_plain(layer.w_v) and plain_attention(layer) and not looked_at(queries, keys, values, layer.w_v.weight):
+        q, k, v = (x[:, None] for x in (queries, keys, values))  # all that is left is plain: needs no array of features
+        tensors = AttentionTensors(q, k, v, layer.w_v.weight.squeeze(0))
+        call = AttentionCall(valid_lens, dropout=float(rate(layer.dropout, training)), empty_rows=layer.empty_rows)
+        return _kept(layer, call, tensors, (False, W_k is _as_it_is))[:, 0]
     scores = layer.w_v(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
     return _attended(layer, scores, values, valid_lens, training)
 
@@ -114,18 +120,20 @@ def by_torch(
         return by_the_book(layer, inputs, valid_lens, training, projected)
     if layer._last is not None:
         layer.__dict__["_last"] = None
-    inner, scorer = layer._inner(), children.get(8)
-    p = float(rate(inner.dropout, training))
+    inner, w_v = layer._inner(), children[8].weight.squeeze(0) if 8 in children else None
+    call = AttentionCall(valid_lens, dropout=float(rate(inner.dropout, training)), empty_rows=empty_rows)
+    visible = None
+    if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
+        visible = formulas.visible_keys(queries, keys, valid_lens)
 
     def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        tensors = AttentionTensors(q, k, v, None if scorer is None else scorer.weight.squeeze(0))
-        options = AttentionCall(valid_lens, dropout=p, empty_rows=empty_rows)
-        given = options, tensors
-        if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
-            visible = formulas.visible_keys(queries, keys, valid_lens)
-            given = options._replace(valid_lens=None), tensors._replace(keep_mask=visible)
-        found = attend(*given, clean=True)
-        inner.__dict__["_last"] = last_of(options, tensors, found, (0 not in children, 1 not in children))
-        return found.out
+        return _kept(inner, call, AttentionTensors(q, k, v, w_v, visible), (0 not in children, 1 not in children), True)
 
     return formulas.composed(inputs, map(children.get, range(4)), layer.num_heads, attention_of)
+
+
+def _kept(inner: Any, call: AttentionCall, tensors: AttentionTensors, given: Any, clean: bool = False) -> Tensor:
+    """Attention on heads, by one call; `inner` keeps it.  The arguments are those of `attend` and of `last_of`."""
+    found = attend(call if tensors.keep_mask is None else call._replace(valid_lens=None), tensors, clean=clean)
+    inner.__dict__["_last"] = last_of(call, tensors, found, given)
+    return found.out
