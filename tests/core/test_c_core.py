@@ -8,7 +8,7 @@ words and take the place of the core's own.  ` * nightly: ...` has its arguments
 ` * not emulated: why` skips it under qemu; ` * leaks not counted: why` turns the search for leaks at its exit off.
 Three builds: as shipped, of the objects that setup.py makes; with address and undefined-behaviour sanitizers; for
 64-bit ARM, run under qemu, which is where the NEON kernels are tested on other machines.  `make coverage` has one of
-its own instead, with counters.
+its own instead, with counters.  Objects are kept in build/c-tests: only what changed is compiled again.
 """
 
 import os
@@ -18,7 +18,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import zlib
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,35 @@ def shipped_objects(folder):
     return sorted(path for path in kept.glob("csrc/*/*.o") if path.parent.name != "python")
 
 
+# For `make`, in a folder of objects: each is compiled again where it is older than a file that it was made from.  It
+# comes into being whole, whatever ends the compiler.
+RULES = """
+VPATH := {folders}
+all: {objects}
+%.o: %.c ; @{compile} $(if $(filter {unoptimised}%,$*),-Og) -MMD -MF $*.d -c $< -o $@.$$$$ && mv $@.$$$$ $@
+-include *.d
+"""
+# `make test` runs these tests, and its own words are not for a make that they start.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+
+def compiled(name, sources, compile, unoptimised="none"):
+    """The objects of these sources, in a folder of build/c-tests that is of this compiler, its words and these sources:
+    made now only where they are not there as they should be."""
+    objects = [f"{source.stem}.o" for source in sources]
+    folders = sorted({str(source.parent) for source in sources})
+    rules = RULES.format(folders=" ".join(folders), objects=" ".join(objects), unoptimised=unoptimised,
+                         compile=shlex.join(map(str, compile)))  # fmt: skip
+    words = run([compile[0], "--version"]) + rules
+    all_kept = Path(COUNTERS or ROOT / "build" / "c-tests")
+    folder = all_kept / f"{name}-{zlib.crc32(words.encode()):08x}"
+    for other in {*all_kept.glob(f"{name}-*")} - {folder}:
+        shutil.rmtree(other)
+    folder.mkdir(parents=True, exist_ok=True)
+    run([needs.program("make"), "-f", "-", f"-j{os.cpu_count()}"], cwd=folder, input=rules, env=ENVIRONMENT)
+    return [folder / name for name in objects]
+
+
 @pytest.fixture(scope="session", params=BUILDS)
 def build(request, tmp_path_factory):
     """(function that links a test program, command prefix, arguments) of one build; compiles the core once."""
@@ -97,20 +126,10 @@ def build(request, tmp_path_factory):
     sources = sorted(path for path in ROOT.glob("csrc/*/*.c") if path.parent.name != "python")
 
     shipped = shipped_objects(folder) if request.param in ("native", "sanitized") else []
-
-    def compile_source(source):
-        if request.param == "sanitized" and source.stem.startswith(NEVER_RUN):
-            return next(path for path in shipped if path.stem == source.stem)
-        target = folder / f"{source.stem}.o"
-        unoptimised = ["-Og"] if source.stem.startswith(UNOPTIMISED.get(request.param, ())) else []
-        run([*flags, *unoptimised, "-c", source, "-o", target])
-        return target
-
-    if request.param == "native":
-        objects = shipped
-    else:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_source, sources))
+    objects = [path for path in shipped if request.param == "native" or path.stem.startswith(NEVER_RUN)]
+    missing = [source for source in sources if source.stem not in {path.stem for path in objects}]
+    if missing:
+        objects += compiled(request.param, missing, flags, UNOPTIMISED.get(request.param, "none"))
 
     def link(program, *more):
         target, extra = folder / program.stem, shlex.split(said_in_head(program, "build") or "")
@@ -149,10 +168,10 @@ def test_nothing_is_added_to_null(tmp_path):
     checks = [needs.program("clang"), "-O1", "-fsanitize=pointer-overflow", "-fsanitize-trap=all", *FLAGS[:-2]]
     checks += [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests' / 'c'}"]
     rest = [path for path in shipped_objects(tmp_path) if path.stem not in {source.stem for source in sources}]
-    run([*checks, "-c", *sources], cwd=tmp_path)
+    checked = compiled("null", sources, checks)
     for name in "test_slices", "test_projections", "test_backward":
         program, target = ROOT / "tests" / "c" / f"{name}.c", tmp_path / name
-        run([*checks, program, *tmp_path.glob("*.o"), *rest, "-o", target, "-lm"])
+        run([*checks, program, *checked, *rest, "-o", target, "-lm"])
         run([target, "quick"])
 
 
