@@ -333,12 +333,13 @@ def _at(layer: Any, path: str) -> Any:
     """What is at the end of a path; names of torch's lists are numbers, and Python's lists take them as such."""
     found = layer
     for word in filter(None, path.split(".")):
-        found = found[int(word)] if word.isdigit() and isinstance(found, (list, tuple)) else getattr(found, word)
+        # A weight without a size yet is None here: the NumPy layers' own have no attribute until then.
+        found = found[int(word)] if word.isdigit() and isinstance(found, (list, tuple)) else getattr(found, word, None)
     return found
 
 
 def _is_open(stored: Any) -> bool:
-    return type(stored).__name__.startswith("Uninitialized")
+    return stored is None or type(stored).__name__.startswith("Uninitialized")
 
 
 def _shape(layer: Any, part: Part) -> tuple[int, int]:

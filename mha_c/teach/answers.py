@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from difflib import SequenceMatcher
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -124,9 +124,11 @@ class Answer:
         Whether the implementation computes what the book's does.
     mistakes : list of str
         What is wrong, the likeliest first: ids of known mistakes, dropout_in_eval, dtype, changes_inputs, shape,
-        raises, unknown.
+        raises, untried, unknown.
     notes : list of str
         Remarks that are worth reading, but are not mistakes.
+    mask : str or None
+        What True means in its mask, in words; None where it takes none.
 
     Examples
     --------
@@ -136,7 +138,10 @@ class Answer:
     (True, [])
     """
 
-    def __init__(self, mistakes: Sequence[str], parts: Sequence[Any], notes: Sequence[str] = ()) -> None:
+    def __init__(
+        self, mistakes: Sequence[str], parts: Sequence[Any], notes: Sequence[str] = (), mask: Optional[str] = None
+    ) -> None:
+        self.mask = mask
         self.mistakes = list(dict.fromkeys(mistakes))
         self.ok = not self.mistakes
         self.notes = list(notes)

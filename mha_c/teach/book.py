@@ -7,8 +7,9 @@ Each text must stay as it is read: mistakes.py finds lines by their words.  Weig
 import numpy as np
 
 __all__ = [
-    "additive", "causal", "dot_product", "masked_softmax", "multi_head", "positional_encoding", "softmax",
-    "transpose_output", "transpose_qkv",
+    "additive", "causal", "causal_multi_head", "causal_multi_head_rope", "chunked", "dot_product", "grouped",
+    "masked_softmax", "masked_softmax_of_mask", "multi_head", "positional_encoding", "rope", "rope_halves", "softmax",
+    "transpose_output", "transpose_qkv", "window",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
@@ -29,6 +30,11 @@ def masked_softmax(X, valid_lens=None):
     return softmax(X, axis=-1)
 
 
+def masked_softmax_of_mask(X, mask=1):
+    X = np.where(mask, X, -1e6)
+    return softmax(X, axis=-1)
+
+
 def dot_product(queries, keys, values, valid_lens=None):
     d = queries.shape[-1]
     scores = queries @ keys.swapaxes(1, 2) / np.sqrt(d)
@@ -36,10 +42,46 @@ def dot_product(queries, keys, values, valid_lens=None):
     return attention_weights @ values
 
 
-def causal(queries, keys, values):
+def causal(queries, keys, values, mask=1, offset=0):
     d = queries.shape[-1]
     scores = queries @ keys.swapaxes(1, 2) / np.sqrt(d)
-    mask = np.tri(queries.shape[1], keys.shape[1], dtype=bool)
+    seen = np.tri(queries.shape[1], keys.shape[1], offset, dtype=bool)
+    scores = np.where(seen & mask, scores, -1e6)
+    return softmax(scores, axis=-1) @ values
+
+
+def window(queries, keys, values, window, mask=1):
+    d = queries.shape[-1]
+    scores = queries @ keys.swapaxes(1, 2) / np.sqrt(d)
+    distance = np.arange(queries.shape[1])[:, None] - np.arange(keys.shape[1])
+    seen = (distance >= 0) & (distance < window)
+    scores = np.where(seen & mask, scores, -1e6)
+    return softmax(scores, axis=-1) @ values
+
+
+def chunked(queries, keys, values, chunk_size):
+    d = queries.shape[-1]
+    steps = np.arange(keys.shape[1])
+    top, total, output = -np.inf, 0, 0
+    for start in range(0, len(steps), chunk_size):
+        chunk = steps[start : start + chunk_size]
+        scores = queries @ keys[:, chunk].swapaxes(1, 2) / np.sqrt(d)
+        scores = np.where(steps[: queries.shape[1], None] >= chunk, scores, -1e6)
+        new_top = np.maximum(top, scores.max(axis=-1, keepdims=True))
+        rescale = np.exp(top - new_top)
+        weights = np.exp(scores - new_top)
+        total = total * rescale + weights.sum(axis=-1, keepdims=True)
+        output = output * rescale + weights @ values[:, chunk]
+        top = new_top
+    return output / total
+
+
+def grouped(queries, keys, values, mask=1):
+    d = queries.shape[-1]
+    share = queries.shape[1] // keys.shape[1]
+    keys = np.repeat(keys, share, axis=1)
+    values = np.repeat(values, share, axis=1)
+    scores = queries @ keys.swapaxes(2, 3) / np.sqrt(d)
     scores = np.where(mask, scores, -1e6)
     return softmax(scores, axis=-1) @ values
 
@@ -76,6 +118,29 @@ def multi_head(queries, keys, values, valid_lens, W_q, W_k, W_v, W_o, num_heads)
     return output_concat @ W_o
 
 
+def causal_multi_head(X, W_q, W_k, W_v, W_o, num_heads, mask=1):
+    queries = transpose_qkv(X @ W_q, num_heads)
+    keys = transpose_qkv(X @ W_k, num_heads)
+    values = transpose_qkv(X @ W_v, num_heads)
+    if np.ndim(mask) > 0:
+        mask = np.repeat(mask, num_heads, axis=0)
+    output = causal(queries, keys, values, mask)
+    output_concat = transpose_output(output, num_heads)
+    return output_concat @ W_o
+
+
+def causal_multi_head_rope(X, W_q, W_k, W_v, W_o, num_heads, mask=1):
+    queries = transpose_qkv(X @ W_q, num_heads)
+    keys = transpose_qkv(X @ W_k, num_heads)
+    values = transpose_qkv(X @ W_v, num_heads)
+    queries, keys = rope(queries), rope(keys)
+    if np.ndim(mask) > 0:
+        mask = np.repeat(mask, num_heads, axis=0)
+    output = causal(queries, keys, values, mask)
+    output_concat = transpose_output(output, num_heads)
+    return output_concat @ W_o
+
+
 def positional_encoding(X):
     steps, num_hiddens = X.shape[1:]
     position = np.arange(steps).reshape(-1, 1)
@@ -84,3 +149,24 @@ def positional_encoding(X):
     P[:, 0::2] = np.sin(angle)
     P[:, 1::2] = np.cos(angle)
     return X + P
+
+
+def rope(X, offset=0):
+    steps, d = X.shape[1:]
+    position = np.arange(offset, offset + steps).reshape(-1, 1)
+    angle = position / 10000 ** (np.arange(0, d, 2) / d)
+    cos, sin = np.cos(angle), np.sin(angle)
+    first, second = X[:, :, 0::2], X[:, :, 1::2]
+    output = np.zeros(X.shape)
+    output[:, :, 0::2] = first * cos - second * sin
+    output[:, :, 1::2] = first * sin + second * cos
+    return output
+
+
+def rope_halves(X, offset=0):
+    steps, d = X.shape[1:]
+    position = np.arange(offset, offset + steps).reshape(-1, 1)
+    angle = position / 10000 ** (np.arange(0, d, 2) / d)
+    cos, sin = np.cos(angle), np.sin(angle)
+    first, second = X[:, :, : d // 2], X[:, :, d // 2 :]
+    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)

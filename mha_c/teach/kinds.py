@@ -1,19 +1,25 @@
-"""Of which kind an implementation is: what it is asked to be, or what its name and its arguments tell."""
+"""Of which kind an implementation is: what it is asked to be, or what its weights, its name and its arguments tell."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from difflib import get_close_matches
 from typing import Any, Optional
 
-from .._recognize import books_name, parameters
+from .._recognize import books_name, parameters, weights_of
+from .._recognize.roles import roles
+from .making import Making, Unmade, make
 from .mistakes import KINDS
 
 _KINDS = [  # by the name of an implementation, else by an argument that only this kind has
-    ("multi_head", "multi_?head|mha", "W_o"), ("additive", "additive|bahdanau", "w_v"),
+    ("causal_multi_head", "(causal|masked)_?(multi|self)_?(head|attention)|causal_?mha", ""),
+    ("multi_head", "multi_?head|mha", "W_o"), ("additive", "additive|bahdanau|concat_?attention", "w_v"),
     ("transpose_qkv", "transpose_qkv|split", ""), ("transpose_output", "transpose_output|merge|join|combine", ""),
-    ("positional_encoding", "position", ""), ("causal", "causal", ""), ("masked_softmax", "softmax", ""),
-    ("dot_product", "dot|attention", "queries"), ("masked_softmax", "softmax", "valid_lens"),
+    ("rope", "rope|rotary|rotate", ""), ("grouped", "group|gqa|multi_?query|mqa", ""),
+    ("positional_encoding", "position", ""), ("window", "window|sliding|local", "window"),
+    ("causal", "causal|chunk|flash|online", ""), ("masked_softmax", "softmax", ""),
+    ("dot_product", "dot|attention|attend|sdpa", "queries"), ("masked_softmax", "softmax", "valid_lens"),
 ]  # fmt: skip
 
 
@@ -26,17 +32,61 @@ def unknown_kind(kind: Any) -> ValueError:
 
 
 def told(mine: Any, kind: Optional[str]) -> str:
-    """The kind: the one asked for, or what name and signature tell."""
+    """The kind: the one asked for, or what weights, name and signature tell."""
     if callable(kind) and isinstance(mine, str):
         raise TypeError("the function comes first, then its kind: write check(your_function, kind)")
     if kind is not None and kind not in KINDS:
         raise unknown_kind(kind)
     if not (callable(mine) or hasattr(mine, "forward")):
         raise TypeError(f"mine must be a function, a class or a layer, got {type(mine).__name__}")
-    name = getattr(mine, "__name__", type(mine).__name__)
-    signs = {books_name(p.name, [sign for _, _, sign in _KINDS if sign]) for p in parameters(mine)}
-    by_name = [each for each, pattern, _ in _KINDS if re.search(pattern, name, re.IGNORECASE)]
-    by_sign = [each for each, _, sign in _KINDS if sign and sign in signs]
-    if not (kind or by_name or by_sign):
+    return kind or _guessed(mine)[0]
+
+
+def reason(mine: Any) -> str:
+    """Why it is taken for its kind, as a clause; "" where its name is that of the kind."""
+    kind, why = _guessed(mine)
+    plain = _name(mine).replace("_", "").lower()
+    return "" if plain.startswith(kind.replace("_", "")) or plain == "scaleddotproductattention" else why
+
+
+def _name(mine: Any) -> str:
+    return str(getattr(mine, "__name__", type(mine).__name__))
+
+
+def _guessed(mine: Any) -> tuple[str, str]:
+    """(kind, why)."""
+    name, given = _name(mine), parameters(mine)
+    signs = {books_name(each.name, [sign for _, _, sign in _KINDS if sign]) for each in given}
+    by_name = [kind for kind, pattern, _ in _KINDS if re.search(pattern, name, re.IGNORECASE)]
+    by_sign = [kind for kind, _, sign in _KINDS if sign and sign in signs]
+    inputs = {*roles(mine, ["queries", "keys", "values"]).values()} & {"queries", "keys", "values"}
+    held = _by_weights(mine)
+    if held:
+        one_input = not {"keys", "values"} & inputs
+        causal = held == "multi_head" and one_input and re.search("caus|gpt|decoder|masked", name, re.IGNORECASE)
+        return ("causal_multi_head" if causal or "causal_multi_head" in by_name else held), "of its weights"
+    if "W_o" in signs and "causal_multi_head" not in by_name and not ({"causal"} & {*by_name}):
+        return "multi_head", "it takes W_o"
+    if "W_o" in signs:
+        return "causal_multi_head", "it takes W_o, and of its name"
+    if by_name:
+        return by_name[0], "of its name"
+    if not by_sign:
         raise ValueError(f"{name}: its name does not tell what it is; give kind, one of {', '.join(KINDS)}")
-    return kind or [*by_name, *by_sign][0]
+    return by_sign[0], "of its arguments"
+
+
+def _by_weights(mine: Any) -> str:
+    """multi_head or additive, where a layer holds the weights of one; else ""."""
+    layer = mine
+    if inspect.isroutine(mine) or type(mine).__name__ == "partial":
+        return ""
+    if isinstance(mine, type):
+        try:
+            layer = make(mine, Making(8, 2, 8, 8, 8))
+        except (Unmade, TypeError):
+            return ""
+    try:
+        return next((kind for kind in ("multi_head", "additive") if weights_of(layer, kind)), "")
+    except Exception:  # what a layer holds may be anything
+        return ""

@@ -10,14 +10,18 @@ import numpy as np
 
 from .._arguments.calls import refuses_at_the_call
 from .answers import NEAR, written
-from .kinds import told
+from .forms import Way
+from .making import Unmade
+from .masks import CannotSay
 from .mistakes import KINDS
 from .probes import Inputs
-from .student import WEIGHTS, Student, Way, gradients_recorded, own_line
+from .rounds import probes_for, rounds, runs, student_of
+from .student import WEIGHTS, Round, Student, gradients_recorded, own_line
 
 Run = Callable[[Inputs], Any]
 Tried = Optional[tuple[str, Any, Any]]  # what was changed, what came of it, what should have; None: it does not apply
 _ATTENTION = ("dot_product", "additive", "multi_head")
+_WAYS = 8  # of giving a mask: the likeliest
 
 
 class Law(NamedTuple):
@@ -119,30 +123,40 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
     >>> teach.laws(lambda X, valid_lens: X, "masked_softmax").broken
     ['rows_sum_to_1', 'lengths_hide']
     """
-    student = Student(mine, told(mine, kind))
+    student = student_of(mine, kind)
     with gradients_recorded():
-        (way, _), *_ = student.answers()
-        return Laws(student.name, found(student, way))
+        asked = rounds(student)[0]
+        try:
+            tried = runs(student, asked)[:_WAYS]
+        except Unmade as error:
+            cause = error.__cause__ or error
+            example = f"{type(cause).__name__}: {cause}  {own_line(cause)}"
+            return Laws(student.name, [Law("made", "a layer can be made", False, example)])
+        every = [found(student, run.way, asked) for run in tried]
+        # What a mask means is not told: the way that breaks the fewest laws is meant.
+        return Laws(student.name, min(every, key=lambda laws: sum(not law.holds for law in laws)))
 
 
-def found(student: Student, way: Way) -> list[Law]:
+def found(student: Student, way: Way, asked: Round) -> list[Law]:
     """How each law that applies stands."""
 
     def run(inputs: Inputs) -> Any:
-        outcome = student(inputs, way)
+        outcome = student(inputs, way, asked)
         if outcome.error is not None:
             raise outcome.error
         return outcome.output
 
     kept = []
     for id, says, kinds, law in _LAWS:
+        if "heads" in way.layout and id in ("items_apart", "query_alone"):
+            continue
         if student.kind in kinds and (id in ("items_apart", "prefix") or not student.attends_to_itself):
-            tried = [_tried(law, run, inputs) for inputs in student.probes()]
+            tried = [_tried(law, run, inputs) for inputs in probes_for(student, asked, way.layout)]
             examples = [each for each in tried if each is not None]
             if examples:
                 kept.append(Law(id, says, not any(examples), next(filter(None, examples), "")))
-    if way.tensors and student.kind != "transpose_output":
-        example = _gradients(student, way)
+    if way.tensors and way.layout in ("batch", "grouped") and student.kind != "transpose_output":
+        example = _gradients(student, way, asked)
         kept.append(Law("gradients", "autograd's gradients are those that differences show", not example, example))
     return kept
 
@@ -157,6 +171,8 @@ def _tried(law: Callable[[Run, Inputs], Tried], run: Run, inputs: Inputs) -> Opt
         if got.shape == np.shape(expected) and np.allclose(got, expected, NEAR, NEAR):
             return ""
         return f"{_shown(inputs)}\n{change}:\n{written({'expected': expected, 'got': got})}"
+    except CannotSay:
+        return None
     except Exception as error:
         return f"{_shown(inputs)}\nit raises {type(error).__name__}: {error}  {own_line(error)}"
 
@@ -179,26 +195,79 @@ def _rows_sum(run: Run, x: Inputs) -> Tried:
 def _alike_values(run: Run, x: Inputs) -> Tried:
     first = {name: x[name][:, :1] for name in ("keys", "values")}
     alike = {**x, "values": np.repeat(first["values"], x["values"].shape[1], axis=1)}
-    return "values all alike, beside a single key", run(alike), run({**x, **first, "valid_lens": None})
+    return "values all alike, beside a single key", run(alike), run({**_free(x), **first})
 
 
 def _lengths_hide(run: Run, x: Inputs) -> Tried:
-    if x.get("valid_lens") is None:
+    seen = _seen(x)
+    if seen is None:
         return None
-    if "X" in x:
-        lens = x["valid_lens"].reshape(len(x["X"]), -1, 1)
-        hidden = {"X": x["X"] + 3 * (np.arange(x["X"].shape[2]) >= lens)}
+    if "X" in x and "W_q" not in x:
+        hidden = {"X": x["X"] + 3 * ~seen}
+    elif "X" in x:
+        return None
     else:
-        lens = x["valid_lens"].reshape(len(x["keys"]), -1).max(axis=1)
-        beyond = (np.arange(x["keys"].shape[1]) >= lens[:, None])[:, :, None]
+        beyond = ~seen.any(axis=-2)[..., None]
         hidden = {name: x[name] + 3 * beyond for name in ("keys", "values")}
-    return "3 added to all that lengths hide", run({**x, **hidden}), run(x)
+    return "3 added to all that lengths or a mask hide", run({**x, **hidden}), run(x)
+
+
+def _seen(x: Inputs) -> Any:
+    """Which keys each query sees, as lengths or a mask say; None where there are none."""
+    lens, mask = x.get("valid_lens"), x.get("mask")
+    if isinstance(mask, np.ndarray):
+        return mask
+    if lens is None:
+        return None
+    keys = x["X"].shape[2] if "X" in x else x["keys"].shape[1]
+    return np.arange(keys) < lens.reshape(len(lens), -1, 1)
 
 
 def _future(run: Run, x: Inputs) -> Tried:
-    last = np.arange(x["keys"].shape[1])[:, None] == x["keys"].shape[1] - 1
-    later = {name: x[name] + 3 * last for name in ("keys", "values")}
-    return "3 added to the last key and value, rows before it", run({**x, **later})[:, :-1], run(x)[:, :-1]
+    names = ("X",) if "X" in x else ("keys", "values")
+    steps = x[names[0]].shape[1]
+    if "X" not in x and x["queries"].shape[1] != steps:
+        return None
+    last = np.arange(steps)[:, None] == steps - 1
+    later = {name: x[name] + 3 * last for name in names}
+    return "3 added to the last step, rows before it", run({**x, **later})[:, :-1], run(x)[:, :-1]
+
+
+def _far(run: Run, x: Inputs) -> Tried:
+    steps = x["keys"].shape[1]
+    if steps <= x["window"]:
+        return None
+    far = np.arange(steps)[:, None] < steps - x["window"]
+    moved = {name: x[name] + 3 * far for name in ("keys", "values")}
+    return "3 added to all that is farther than the window, the last row", run({**x, **moved})[:, -1:], run(x)[:, -1:]
+
+
+def _prefix(run: Run, x: Inputs) -> Tried:
+    rows = ("X", "queries", "keys", "values")
+    if "queries" in x and x["queries"].shape[1] != x["keys"].shape[1]:
+        return None
+    short = {name: value[:, :-1] if name in rows else value for name, value in x.items()}
+    if isinstance(x.get("mask"), np.ndarray):
+        short["mask"] = x["mask"][:, :-1, :-1]
+    return "without the last step", run(short), run(x)[:, :-1]
+
+
+def _relative(run: Run, x: Inputs) -> Tried:
+    alike = {**x, "X": np.repeat(x["X"][:, :1], max(x["X"].shape[1], 3), axis=1)}
+    out = run(alike)
+    products = (out[:, 1:] * out[:, :-1]).sum(axis=-1)
+    return (
+        "of a vector at each step, the product of neighbours",
+        products,
+        np.repeat(products[:, :1], products.shape[1], 1),
+    )
+
+
+def _group_shares(run: Run, x: Inputs) -> Tried:
+    queries = np.repeat(x["queries"][:, :1], x["queries"].shape[1], axis=1)
+    share = queries.shape[1] // x["keys"].shape[1]
+    out = run({**x, "queries": queries})
+    return "all heads with one query: heads of a group", out, np.repeat(out[:, ::share], share, axis=1)
 
 
 def _items(run: Run, x: Inputs) -> Tried:
@@ -207,39 +276,53 @@ def _items(run: Run, x: Inputs) -> Tried:
     rows = x["num_heads"] if folds else 1
     if len(batched) == rows:
         return None
-    one = {name: x[name][:rows] for name in ("X", "queries", "keys", "values", "valid_lens") if x.get(name) is not None}
+    names = ("X", "queries", "keys", "values", "valid_lens", "mask")
+    one = {name: x[name][:rows] for name in names if isinstance(x.get(name), np.ndarray)}
     alone = run({**x, **one})
     return "the first item of the batch alone", alone, out[: len(alone)]
 
 
 def _permuted(run: Run, x: Inputs) -> Tried:
+    free = _free(x)
     if "X" in x:
-        backwards = run({**x, "X": x["X"][..., ::-1].copy(), "valid_lens": None})[..., ::-1]
-        return "keys in the opposite order", backwards, run({**x, "valid_lens": None})
-    turned = {name: x[name][:, ::-1].copy() for name in ("keys", "values")}
-    free = {**x, "valid_lens": None} if "valid_lens" in x else x
+        backwards = run({**free, "X": x["X"][..., ::-1].copy()})[..., ::-1]
+        return "keys in the opposite order", backwards, run(free)
+    turned = {name: x[name][..., ::-1, :].copy() for name in ("keys", "values")}
     return "keys and values in the opposite order", run({**free, **turned}), run(free)
+
+
+def _free(x: Inputs) -> Inputs:
+    """The same, with nothing hidden."""
+    return {**x, **({"valid_lens": None} if "valid_lens" in x else {}), **({"mask": True} if "mask" in x else {})}
 
 
 def _one_query(run: Run, x: Inputs) -> Tried:
     name, lens = ("X" if "X" in x else "queries"), x.get("valid_lens")
-    last = {name: x[name][:, -1:]}
+    last = {name: x[name][..., -1:, :]}
     if lens is not None and lens.ndim == 2:
         last["valid_lens"] = lens[:, -1:]
-    return "the last query alone", run({**x, **last}), run(x)[:, -1:]
+    if isinstance(x.get("mask"), np.ndarray):
+        last["mask"] = x["mask"][..., -1:, :]
+    return "the last query alone", run({**x, **last}), run(x)[..., -1:, :]
 
 
 _LAWS = [
     ("rows_sum_to_1", "the weights of a query sum to 1",
-     ("masked_softmax", "dot_product", "additive", "causal"), _rows_sum),
+     ("masked_softmax", "dot_product", "additive", "causal", "window", "grouped"), _rows_sum),
     ("values_alike", "where values are all alike, weights do not matter", ("multi_head",), _alike_values),
     ("lengths_hide", "what lengths hide changes nothing", ("masked_softmax", *_ATTENTION), _lengths_hide),
-    ("no_future", "the future changes nothing", ("causal",), _future),
+    ("no_future", "the future changes nothing", ("causal", "window", "causal_multi_head"), _future),
+    ("far_past", "keys farther than the window change nothing", ("window",), _far),
     ("items_apart", "an item of the batch does not depend on its neighbours", tuple(KINDS), _items),
-    ("keys_permuted", "keys and values permuted alike give the same", ("masked_softmax", *_ATTENTION), _permuted),
-    ("query_alone", "a query's row alone gives its row", ("masked_softmax", *_ATTENTION), _one_query),
-    ("prefix", "a shorter sequence gives the same rows", ("causal", "positional_encoding"), lambda run, x: (
-        "without the last step", run({name: value[:, :-1] for name, value in x.items()}), run(x)[:, :-1])),
+    ("keys_permuted", "keys and values permuted alike give the same",
+     ("masked_softmax", "grouped", *_ATTENTION), _permuted),
+    ("query_alone", "a query's row alone gives its row", ("masked_softmax", "grouped", *_ATTENTION), _one_query),
+    ("group_shares", "heads of a group share keys and values", ("grouped",), _group_shares),
+    ("prefix", "a shorter sequence gives the same rows",
+     ("causal", "window", "causal_multi_head", "rope", "positional_encoding"), _prefix),
+    ("same_lengths", "turning changes no vector's length", ("rope",), lambda run, x: (
+        "the lengths of all vectors", np.linalg.norm(run(x), axis=-1), np.linalg.norm(x["X"], axis=-1))),
+    ("relative", "products depend on the distance alone", ("rope",), _relative),
     ("same_addend", "what is added does not depend on X", ("positional_encoding",), lambda run, x: (
         "what is added to X, and what is added to 0", run(x) - x["X"], run({"X": 0 * x["X"]}))),
     ("circle", "each pair of columns is a sine and a cosine of one angle", ("positional_encoding",), lambda run, x: (
@@ -250,15 +333,15 @@ _LAWS = [
 ]  # fmt: skip
 
 
-def _gradients(student: Student, way: Way) -> str:
+def _gradients(student: Student, way: Way, asked: Round) -> str:
     """A counterexample: autograd's slope along a random direction, and that of differences."""
     torch: Any = sys.modules["torch"]
     rng = np.random.default_rng(1)
-    inputs = student.probes()[-1]
-    names = [name for name in ("queries", "keys", "values", "X") if name in inputs]
+    inputs = probes_for(student, asked, way.layout)[-1]
+    names = [name for name in ("queries", "keys", "values", "X") if name in student.takes.values()]
     for name in names:
         try:
-            output, x = student.traced(inputs, way, name)
+            output, x = student.traced(inputs, way, asked, name)
             direction = rng.standard_normal(x.shape)
             factors = torch.tensor(rng.standard_normal(tuple(output.shape)), dtype=output.dtype)
             total = (output * factors).sum()
@@ -266,7 +349,9 @@ def _gradients(student: Student, way: Way) -> str:
         except Exception as error:
             return f"gradient of {name}: {type(error).__name__}: {error}"
         by_autograd = 0.0 if slope is None else float((slope * torch.tensor(direction, dtype=slope.dtype)).sum())
-        moved = [student({**inputs, name: inputs[name] + step * direction}, way).output for step in (1e-2, -1e-2)]
+        moved = [
+            student({**inputs, name: inputs[name] + step * direction}, way, asked).output for step in (1e-2, -1e-2)
+        ]
         by_difference = float(((moved[0] - moved[1]) / 2e-2 * factors.detach().double().numpy()).sum())
         if abs(by_autograd - by_difference) > 2e-2 * (1 + abs(by_difference)):  # float32, and a curved function
             slopes = f"by autograd {by_autograd:.4f}, by differences {by_difference:.4f}"

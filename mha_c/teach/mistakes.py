@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -27,16 +28,37 @@ SOURCES = {  # the book's functions as they are written
     if isinstance(node, ast.FunctionDef)
 }
 _MASKED = ("softmax", "masked_softmax")
+_HEADS = ("transpose_qkv", "transpose_output")
 KINDS = {  # each kind, and the functions that it is made of
     "masked_softmax": _MASKED,
     "dot_product": (*_MASKED, "dot_product"),
     "additive": (*_MASKED, "additive"),
-    "multi_head": (*_MASKED, "dot_product", "transpose_qkv", "transpose_output", "multi_head"),
+    "multi_head": (*_MASKED, "dot_product", *_HEADS, "multi_head"),
     "transpose_qkv": ("transpose_qkv",),
     "transpose_output": ("transpose_output",),
     "positional_encoding": ("positional_encoding",),
     "causal": ("softmax", "causal"),
+    "window": ("softmax", "window"),
+    "rope": ("rope",),
+    "grouped": ("softmax", "grouped"),
+    "causal_multi_head": ("softmax", "causal", *_HEADS, "causal_multi_head"),
 }
+# Other functions that compute a kind: "rope=rope_halves" is the text of the second under the name of the first.
+_ROTARY = ("softmax", "causal", *_HEADS, "causal_multi_head_rope")
+FORMS = {
+    **KINDS,
+    "chunked": ("chunked",),
+    "rope_halves": ("rope_halves",),
+    "causal_multi_head_rope": (*_ROTARY, "rope"),
+    "causal_multi_head_rope_halves": (*_ROTARY, "rope=rope_halves"),
+    **{f"{kind}_of_mask": tuple("masked_softmax=masked_softmax_of_mask" if each == "masked_softmax" else each
+                                for each in KINDS[kind])
+       for kind in ("masked_softmax", "dot_product", "additive", "multi_head")},
+}  # fmt: skip
+_ROOTS = {"causal_multi_head_rope_halves": "causal_multi_head_rope"}
+# How a function with lengths reads where a mask takes their place.
+_OF_MASK = [("valid_lens=None", "mask=1"), ("valid_lens is not None", "np.ndim(mask) > 0"), ("valid_lens", "mask")]
+_FILLS = (-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -12, -15, -20, -0.1, -0.5)
 
 
 class Change(NamedTuple):
@@ -53,6 +75,7 @@ class Mistake(NamedTuple):
     id: str
     says: str  # ends the sentence "it equals the book's if ..."
     changes: tuple[Change, ...]  # the first is the mistake, the others let it be written
+    alone: bool = False  # only where the function itself is asked, not a part of another
 
 
 MISTAKES: list[Mistake] = []
@@ -90,13 +113,13 @@ def add_mistake(id: str, where: str, says: str, line: str, instead: str) -> None
     _add(id, says, [Change(where, line, instead)])
 
 
-def _add(id: str, says: str, changes: list[Change]) -> None:
+def _add(id: str, says: str, changes: list[Change], alone: bool = False) -> None:
     for where, line, _ in changes:
         if where not in SOURCES:
             raise ValueError(f"where must be one of the book's functions {', '.join(SOURCES)}, got {where!r}")
         if SOURCES[where].count(line) != 1:
             raise ValueError(f"line must occur once in {where}; {line!r} occurs {SOURCES[where].count(line)} times")
-    MISTAKES.append(Mistake(id, says, tuple(changes)))
+    MISTAKES.append(Mistake(id, says, tuple(changes), alone))
 
 
 def _read() -> None:
@@ -105,7 +128,8 @@ def _read() -> None:
     for functions, rows in re.findall(r"^\[(.*)\]\n((?:[^\[\n].*\n)*)", text, re.MULTILINE):
         for id, says, lines in re.findall(r"^(\w+): (.*)\n((?:[-+@].*\n)*)", rows, re.MULTILINE):
             for where in functions.split(", "):
-                _add(id, says, list(_changes(where, lines)))
+                where, _, alone = where.partition(" ")
+                _add(id, says, list(_changes(where, lines)), bool(alone))
 
 
 def _changes(where: str, lines: str) -> Any:
@@ -120,32 +144,62 @@ _read()
 # ---- as functions --------------------------------------------------------------------------------------------------
 
 
-def known(kind: str) -> list[Mistake]:
-    """The mistakes that can be made in a kind."""
-    return [each for each in MISTAKES if all(change.where in KINDS[kind] for change in each.changes)]
+def root(form: str) -> str:
+    """The function of a form that is called."""
+    return _ROOTS.get(form, form.replace("_of_mask", ""))
 
 
-def sources(kind: str, mistakes: Sequence[Mistake] = ()) -> Optional[dict[str, str]]:
+def known(form: str) -> list[Mistake]:
+    """The mistakes that can be made in a kind, or in a form of it."""
+    written = {each.rpartition("=")[2] for each in FORMS[form]}
+    return [
+        each
+        for each in MISTAKES
+        if all(change.where in written for change in each.changes)
+        and (not each.alone or each.changes[0].where in (root(form), form))
+    ]
+
+
+def small_fills(form: str) -> list[Mistake]:
+    """Masks that hide with a small number, in place of the scores or added to them: too many for the table."""
+    found = []
+    for where, number in itertools.product((each.rpartition("=")[2] for each in FORMS[form]), _FILLS):
+        for line, scores in re.findall(r"(np\.where\(.*, (\w+), -1e6\))", SOURCES[where]):
+            says = f"exp({number}) is {np.exp(number):.2g}, so these keys still get weight"
+            if number != -1:  # in the table
+                instead = line.replace("-1e6", str(number))
+                words = f"masked scores become {number}, not -1e6: {says}"
+                found += [Mistake("mask_small", words, (Change(where, line, instead),))]
+            instead = line.replace("-1e6", f"{scores} - {-number}")
+            words = f"{-number} is subtracted from masked scores, where they become -1e6: {says}"
+            found += [Mistake("mask_small", words, (Change(where, line, instead),))]
+    return found
+
+
+def sources(form: str, mistakes: Sequence[Mistake] = ()) -> Optional[dict[str, str]]:
     """The text of each function with these mistakes; None where one of them has taken the line of another."""
-    texts = {name: SOURCES[name] for name in KINDS[kind]}
+    names = {each.rpartition("=")[2]: each.partition("=")[0] for each in FORMS[form]}  # {in the book: here}
+    texts = {written: SOURCES[written] for written in names}
     for where, line, instead in (change for each in mistakes for change in each.changes):
         if texts[where].count(line) != 1:
             return None
         texts[where] = texts[where].replace(line, instead)
-    return texts
+    for one, other in _OF_MASK if form.endswith("_of_mask") else ():
+        texts = {written: text.replace(one, other) for written, text in texts.items()}
+    return {name: texts[written].replace(f"def {written}(", f"def {name}(") for written, name in names.items()}
 
 
-def function(kind: str, mistakes: Sequence[Mistake] = (), fill: str = "-1e6") -> Optional[Callable[..., Any]]:
-    """The kind's function with these mistakes, and another `fill` of masks; None where they exclude each other."""
-    texts = sources(kind, mistakes)
+def function(form: str, mistakes: Sequence[Mistake] = (), fill: str = "-1e6") -> Optional[Callable[..., Any]]:
+    """The form's function with these mistakes, and another `fill` of masks; None where they exclude each other."""
+    texts = sources(form, mistakes)
     if texts is None:
         return None
     room: dict[str, Any] = {"np": np, "__builtins__": builtins}
     for text in texts.values():
         exec(_compiled(text.replace("-1e6", fill)), room)
-    return room[kind]
+    return room[root(form)]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def _compiled(text: str) -> CodeType:
     return compile(text, "the book, changed", "exec")

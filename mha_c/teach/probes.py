@@ -17,6 +17,9 @@ class Sizes(NamedTuple):
     value_size: int
     num_hiddens: int
     num_heads: int = 1
+    value_hiddens: int = 0  # where it is not num_hiddens: the outputs of W_v
+    out: int = 0  # and those of W_o
+    num_kv_heads: int = 0  # heads of keys and values, where groups of queries' heads share them
 
 
 # batch, queries, keys, lengths
@@ -30,11 +33,22 @@ _CALLS: list[tuple[int, int, int, Any]] = [
 ]
 _FEATURES = [(4, 2), (2, 2), (4, 4), (4, 3), (2, 3), (3, 3)]  # of queries and keys, of values
 _ADDITIVE = [(2, 2, 2, 2), (3, 3, 3, 4), (2, 3, 3, 2), (3, 2, 2, 4), (2, 3, 4, 3), (3, 3, 3, 3)]
+_ALONG_TIME = [(1, 2, 2), (1, 3, 3), (2, 3, 3), (2, 5, 5), (1, 2, 4), (2, 4, 4)]  # the last but one: two are cached
+_GROUPED = [(1, 2, 1, 1, 2), (1, 4, 2, 2, 2), (2, 4, 2, 3, 3), (2, 6, 3, 2, 4), (2, 6, 2, 3, 3)]  # batch, heads, groups
 _MULTI_HEAD = [(4, 4, 4, 4, 2), (4, 4, 4, 4, 2), (6, 6, 6, 6, 2), (4, 4, 4, 4, 2), (3, 2, 5, 6, 3), (6, 6, 6, 6, 3)]
 
 
 def probes(kind: str, sizes: Optional[Sizes] = None) -> list[Inputs]:
     """The probes of a kind; with `sizes`, those that fit a layer whose sizes are given."""
+    kind, of_mask, _ = kind.partition("_of_mask")
+    kind = {"rope_halves": "rope"}.get(kind, kind.partition("_rope")[0])
+    made = _probes(kind, sizes)
+    if not of_mask:
+        return made
+    return [_of_mask(i, each) for i, each in enumerate([*made, {**made[-1], "valid_lens": "causal"}])]
+
+
+def _probes(kind: str, sizes: Optional[Sizes]) -> list[Inputs]:
     rng = np.random.default_rng(20)
 
     def numbers(*shape: int) -> Any:
@@ -56,26 +70,96 @@ def probes(kind: str, sizes: Optional[Sizes] = None) -> list[Inputs]:
         return [{"X": numbers(b, q, k), "valid_lens": None if n is None else np.array(n)} for b, q, k, n in calls]
     if kind == "dot_product":
         return [attention(call, (d, d, v)) for call, (d, v) in zip(_CALLS, _FEATURES)]
-    if kind == "causal":
-        calls = [(1, 2, 2, None), (1, 3, 3, None), (2, 3, 3, None), (2, 4, 4, None)]
+    if kind in ("causal", "window", "chunked"):
+        calls = [(b, queries if kind == "causal" else keys, keys, None) for b, queries, keys in _ALONG_TIME]
         made = [attention(call, (d, d, v)) for call, (d, v) in zip(calls, _FEATURES)]
-        return [{name: x for name, x in each.items() if name != "valid_lens"} for each in made]
+        return [_along_time(kind, i, each) for i, each in enumerate(made)]
+    if kind == "grouped":
+        return [_grouped(numbers, *call) for call in _GROUPED]
+    if kind == "causal_multi_head":
+        given = [Sizes(h, h, h, h, heads) for h, heads in [(4, 2), (8, 2), (6, 3), (8, 2), (12, 3)]]
+        return [_of_one_input(numbers, i, sizes or each) for i, each in enumerate(given)]
     if kind == "additive":
-        given = [(q, k, v, h, 1) for q, k, v, h in _ADDITIVE] if sizes is None else [sizes] * len(_CALLS)
-    elif kind == "multi_head":
-        given = _MULTI_HEAD if sizes is None else [sizes] * len(_CALLS)
-    else:
-        return _of_one_array(kind, sizes, numbers)
-    made = []
-    for call, (q, k, v, h, heads) in zip(_CALLS, given):
-        made.append({**attention(call, (q, k, v)), "W_q": numbers(q, h), "W_k": numbers(k, h)})
-        more = {"w_v": numbers(h)} if kind == "additive" else {"W_v": numbers(v, h), "W_o": numbers(h, h)}
-        made[-1].update(more if kind == "additive" else {**more, "num_heads": heads})
-    return made
+        widths = _ADDITIVE if sizes is None else [sizes[:4]] * len(_CALLS)
+        return [
+            {**attention(call, (q, k, v)), "W_q": numbers(q, h), "W_k": numbers(k, h), "w_v": numbers(h)}
+            for call, (q, k, v, h) in zip(_CALLS, widths)
+        ]
+    if kind == "multi_head":
+        each = [Sizes(*one) for one in _MULTI_HEAD] if sizes is None else [sizes] * len(_CALLS)
+        return [{**attention(call, size), **_weights(numbers, size)} for call, size in zip(_CALLS, each)]
+    return _of_one_array(kind, sizes, numbers)
+
+
+def hiding(batch: int, queries: int, keys: int) -> Any:
+    """A mask, True where a key is seen: another one for each item and query, none of them empty, not only prefixes."""
+    item, row, column = np.ogrid[:batch, :queries, :keys]
+    return (column == 0) | ((item + row + column) % 3 != 1)
+
+
+def _of_mask(number: int, inputs: Inputs) -> Inputs:
+    """A mask, True where a key is seen, in the place of lengths."""
+    first, keys = ("X", inputs["X"].shape[2]) if "X" in inputs else ("queries", inputs["keys"].shape[1])
+    batch, queries = inputs[first].shape[:2]
+    lens: Any = inputs["valid_lens"]
+    mask: Any = True
+    if number == 6:  # one for all items, as a causal mask is
+        mask = np.broadcast_to(np.tri(queries, keys, dtype=bool), (batch, queries, keys))
+    elif number == 5:
+        mask = hiding(batch, queries, keys)
+    elif number == 4:  # one for all queries, as a mask of padding is
+        mask = np.broadcast_to(hiding(batch, 1, keys), (batch, queries, keys))
+    elif lens is not None:
+        mask = np.broadcast_to(np.arange(keys) < lens[:, None, None], (batch, queries, keys))
+    return {
+        ("mask" if name == "valid_lens" else name): mask if name == "valid_lens" else x for name, x in inputs.items()
+    }
+
+
+def _along_time(kind: str, number: int, made: Inputs) -> Inputs:
+    """What comes after queries, keys and values where positions count."""
+    made.pop("valid_lens")
+    (batch, queries, _), keys = made["queries"].shape, made["keys"].shape[1]
+    more: Inputs = {"chunk_size": [1, 2, 2, 2, 3, 3][number]} if kind == "chunked" else {}
+    if kind == "window":
+        more = {"window": [1, 2, 2, 3, 2, 2][number]}
+    if kind != "chunked":
+        more["mask"] = hiding(batch, queries, keys) if number == 5 else True
+    return {**made, **more, **({"offset": keys - queries} if kind == "causal" else {})}
+
+
+def _grouped(numbers: Any, batch: int, heads: int, groups: int, queries: int, keys: int) -> Inputs:
+    d = 4 if heads == 4 else 2
+    made = {"queries": numbers(batch, heads, queries, d)}
+    made.update(keys=numbers(batch, groups, keys, d), values=numbers(batch, groups, keys, d))
+    return {**made, "mask": hiding(batch, queries, keys)[:, None] if batch * keys > 6 else True}
+
+
+def _of_one_input(numbers: Any, number: int, size: Sizes) -> Inputs:
+    batch, steps = [(1, 2), (1, 3), (2, 3), (2, 4), (2, 4)][number]
+    made = {"X": numbers(batch, steps, size.query_size), **_weights(numbers, size)}
+    return {**made, "mask": hiding(batch, steps, steps) if number == 4 else True}
+
+
+def _weights(numbers: Any, size: Sizes) -> Inputs:
+    """W_q ... W_o, and the number of heads; heads of keys and values that groups share are alike."""
+    hiddens, heads = size.num_hiddens, size.num_heads
+    wide = size.value_hiddens or hiddens
+    made = {"W_q": numbers(size.query_size, hiddens)}
+    for name, inputs, outputs in (("W_k", size.key_size, hiddens), ("W_v", size.value_size, wide)):
+        made[name] = numbers(inputs, outputs)
+        if 0 < size.num_kv_heads < heads:
+            by_heads = made[name].reshape(inputs, heads, -1)[:, :: heads // size.num_kv_heads]
+            made[name] = np.repeat(by_heads, heads // size.num_kv_heads, axis=1).reshape(inputs, -1)
+    return {**made, "W_o": numbers(wide, size.out or hiddens), "num_heads": heads}
 
 
 def _of_one_array(kind: str, sizes: Optional[Sizes], numbers: Any) -> list[Inputs]:
     """transpose_qkv and transpose_output, where each number is another one, and positional_encoding."""
+    if kind == "rope":
+        widths = [4, 4, 6, 4, 8] if sizes is None else [sizes.num_hiddens] * 5
+        calls = [(1, 2, 0), (1, 3, 0), (2, 3, 0), (2, 2, 3), (3, 5, 2)]
+        return [{"X": numbers(b, t, h), "offset": offset} for (b, t, offset), h in zip(calls, widths)]
     if kind == "positional_encoding":
         widths = [4, 4, 6] if sizes is None else [sizes.num_hiddens] * 3
         return [{"X": numbers(b, t, h)} for (b, t), h in zip([(1, 2), (1, 3), (2, 5)], widths)]

@@ -71,7 +71,7 @@ class Puzzle:
             if self.kind not in room:
                 raise ValueError(f"mended must define a function {self.kind}")
             mended = room[self.kind]
-        return check(mended, self.kind)
+        return check(mended, self.kind, mask="attend")
 
 
 @refuses_at_the_call

@@ -5,13 +5,12 @@ torch is never imported: where a student has tensors, it is loaded already.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import itertools
 import linecache
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -19,14 +18,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.arrays import is_tensor
-from .._recognize import HEADS, attribute, books_name, parameters, taken
+from .._recognize import parameters
+from .._recognize.roles import roles
 from . import book
-from .probes import Inputs, Sizes, probes
+from .forms import Way, joined, parts
+from .making import Layers, number_of_heads
+from .masks import CannotSay
+from .probes import Inputs, Sizes
 
 if TYPE_CHECKING:
     from .._types import Array
 
-WEIGHTS = {"additive": ("W_q", "W_k", "w_v"), "multi_head": ("W_q", "W_k", "W_v", "W_o")}
+WEIGHTS = {
+    "additive": ("W_q", "W_k", "w_v"),
+    "multi_head": ("W_q", "W_k", "W_v", "W_o"),
+    "causal_multi_head": ("W_q", "W_k", "W_v", "W_o"),
+}
+_BY_NAME_ALONE = {
+    "causal": ("mask", "offset"),
+    "window": ("mask",),
+    "grouped": ("mask",),
+    "causal_multi_head": ("mask",),
+}
 
 
 @contextmanager
@@ -40,19 +53,6 @@ def gradients_recorded() -> Iterator[None]:
         yield
 
 
-class Way(NamedTuple):
-    """One way to give a student the same numbers."""
-
-    tensors: bool  # torch's tensors of float32; else NumPy's arrays of float64
-    turned: bool = False  # weights are (outputs, inputs)
-    column: bool = False  # w_v is a matrix
-
-    @property
-    def dtype(self) -> str:
-        """The type of its numbers."""
-        return "float32" if self.tensors else "float64"
-
-
 class NoOutput(TypeError):
     """What a student gives is no output."""
 
@@ -63,100 +63,143 @@ class Outcome(NamedTuple):
     output: Any  # an array, or None
     error: Optional[Exception] = None
     dtype: str = ""
-    changed: Sequence[tuple[str, Array]] = ()  # inputs that hold other numbers afterwards, as they are then
+    changed: Sequence[tuple[str, Array, Array]] = ()  # inputs that hold other numbers afterwards: before, after
+
+
+class Round(NamedTuple):
+    """One comparison: the book's functions that a student may be, and the parameter that hides keys in it."""
+
+    forms: tuple[str, ...]
+    role: str = ""  # "lens", "mask", "flag", "window", or "" where nothing is hidden
+    parameter: str = ""
 
 
 class Student:
-    """One implementation: what it takes, the probes for it, and its outcome for each."""
+    """One implementation: what it takes, the layers that it is, and its outcome for a probe."""
 
-    def __init__(self, mine: Any, kind: str) -> None:
+    def __init__(self, mine: Any, kind: str, weights: Optional[Mapping[str, str]] = None) -> None:
         self.mine, self.kind = mine, kind
         name = getattr(mine, "__name__", type(mine).__name__)
         self.name = "function" if name == "<lambda>" else name
         self.is_class = isinstance(mine, type)
         self.is_layer = self.is_class or not (inspect.isroutine(mine) or type(mine).__name__ == "partial")
         self.has_weights = kind in WEIGHTS and self.is_layer
-        self.arguments = list(inspect.signature(getattr(book, kind)).parameters)[: 4 if self.has_weights else None]
-        self.takes = taken(mine, self.arguments)
+        self.arguments = self._books(kind)
+        self.takes = roles(mine, self.arguments)
+        self.is_chunked = kind == "causal" and "chunk_size" in self.takes.values()
+        if self.is_chunked:
+            self.arguments = self._books("chunked")
+            self.takes = roles(mine, self.arguments)
+        taken = {*self.takes.values()}
+        self.optional = {each.name for each in parameters(mine) if each.default is not each.empty}
         self.by_name = {each.name for each in parameters(mine) if each.kind is each.KEYWORD_ONLY}
-        self.attends_to_itself = "queries" in self.arguments and not {"keys", "values"} & {*self.takes.values()}
-        self.weights: dict[str, str] = {} if self.is_class else self._weights(mine)  # a class: of its first layer
-        self._layers: dict[Any, Any] = {} if self.is_class or not self.is_layer else {None: _copied(mine)}
-        self.sizes = None if self.is_class else self._sizes()
+        self.attends_to_itself = "queries" in self.arguments and not {"keys", "values"} & taken
+        self.values_are_keys = "keys" in taken and "values" in self.arguments and "values" not in taken
+        wanted = WEIGHTS.get(kind, ())
+        self.layers = Layers(mine, kind, wanted if self.has_weights else (), weights or {}) if self.is_layer else None
+        if not self.has_weights and wanted:
+            self._check_weights_as_arguments(wanted)
+        self.sizes = self._sizes()
+        self.kept: dict[Any, list[Inputs]] = {}  # its probes, by round and layout
 
-    def probes(self) -> list[Inputs]:
-        """The probes that it can be asked."""
-        asked = probes(self.kind, self.sizes)
-        if "valid_lens" not in self.takes.values():
-            asked = [{**each, "valid_lens": None} if "valid_lens" in each else each for each in asked]
-        if self.attends_to_itself:
-            asked = [{**each, "keys": each["queries"], "values": each["queries"]} for each in asked]
-            widths = [
-                (each["queries"].shape[-1], [len(each[W]) for W in ("W_k", "W_v") if W in each]) for each in asked
-            ]
-            asked = [each for each, (width, needed) in zip(asked, widths) if all(width == size for size in needed)]
-        return [each for each in asked if self._layer(each) is not None] if self.is_class else asked
+    def _books(self, kind: str) -> list[str]:
+        """The arguments of the book's function that are told by name or place."""
+        every = list(inspect.signature(getattr(book, kind)).parameters)
+        held = (*WEIGHTS[kind], "num_heads") if self.has_weights else ()
+        return [each for each in every if each not in (*held, *_BY_NAME_ALONE.get(kind, ()))]
 
-    def ways(self) -> list[Way]:
-        """The ways worth trying, the likeliest first."""
-        torch: Any = sys.modules.get("torch")
-        module = getattr(getattr(torch, "nn", None), "Module", ())
-        types = [False, True] if torch else [False]
-        if issubclass(self.mine, module) if self.is_class else isinstance(self.mine, module):
-            types = [True]
-        elif torch and any(x is torch for x in getattr(self.mine, "__globals__", {}).values()):
-            types.reverse()
-        W_q = getattr(self.mine, self.weights.get("W_q", ""), None)
-        linear = self.is_layer and (self.is_class or not hasattr(W_q, "shape"))
-        turns = [False] if linear or self.kind not in WEIGHTS else [False, True]  # the order in a Linear is known
-        columns = [False, True] if self.kind == "additive" and not self.is_layer else [False]
-        return list(itertools.starmap(Way, itertools.product(types, turns, columns)))
+    def _check_weights_as_arguments(self, wanted: tuple[str, ...]) -> None:
+        """The last, W_o or w_v, may be forgotten."""
+        missing = [name for name in wanted if name not in self.takes.values()]
+        others = [theirs for theirs, role in self.takes.items() if not role]
+        if missing and (missing[0] != wanted[-1] or others):
+            raise TypeError(
+                f"{self.name}: check needs {', '.join(wanted)} with these names, as attributes of a layer or "
+                f"arguments of a function; {missing[0]} is missing among {', '.join(self.takes)}"
+            )
 
-    def answers(self) -> list[tuple[Way, list[Outcome]]]:
-        """What comes of the probes, for each way that leads somewhere: the fewest errors and other types first."""
-        asked = self.probes()
-        tried = [(way, [self(inputs, way) for inputs in asked]) for way in self.ways()]
-        errors = [sum(outcome.error is not None for outcome in outcomes) for _, outcomes in tried]
-        errors = [count + (way.tensors and not self._takes_graphs(way)) for count, (way, _) in zip(errors, tried)]
-        types = [sum(outcome.dtype not in ("", way.dtype) for outcome in outcomes) for way, outcomes in tried]
-        tried = [tried[i] for i in sorted(range(len(tried)), key=lambda i: (errors[i], types[i]))]
-        return [each for each in tried if any(outcome.error is None for outcome in each[1])] or tried[:1]
+    def _sizes(self) -> Optional[Sizes]:
+        """Of a layer, or of a layer's method, that is given; None where any will do."""
+        if self.layers is None:
+            heads = number_of_heads(self.mine)
+            return Sizes(0, 0, 0, 0, heads) if heads else None
+        return None if self.is_class else self.layers.sizes(self.layers.at({}))
 
-    def _takes_graphs(self, way: Way) -> bool:
-        """Whether tensors that need gradients are taken, too: NumPy's functions take only those that need none."""
-        inputs = self.probes()[-1]
-        try:
-            self.traced(inputs, way, "X" if "X" in inputs else "queries")
-        except Exception:
+    @property
+    def has_one_head(self) -> bool:
+        """Whether nothing says a number of heads."""
+        if self.kind not in ("multi_head", "causal_multi_head") or self.is_class or "num_heads" in self.takes.values():
             return False
-        return True
+        if self.layers is None or not self.has_weights:
+            return True
+        layer = self.layers.at({})
+        return not number_of_heads(layer) and self.layers.weights(layer)[0].num_heads == 1
 
-    def __call__(self, inputs: Inputs, way: Way) -> Outcome:
+    @property
+    def has_output(self) -> bool:
+        """Whether it has W_o, as far as is known."""
+        if self.layers is None or not self.has_weights:
+            return "W_o" in self.takes.values()
+        return self.is_class or "W_o" in self.layers.weights(self.layers.at({}))[0].parts
+
+    # ---- one call ------------------------------------------------------------------------------------------------
+
+    def __call__(self, inputs: Inputs, way: Way, asked: Round) -> Outcome:
         """What comes of these inputs, given this way."""
-        given = {name: _given(x, name, way) for name, x in inputs.items()}
-        before = {name: np.array(_plain(x)) for name, x in given.items() if x is not None}
+        outputs, changed = [], []
         try:
-            output = self._output(inputs, given, way)
-            shown = np.asarray(_plain(output), dtype=np.float64)
+            for part in parts(inputs, way.layout):
+                given = self._given(part, way, asked)
+                before = {name: np.array(_plain(x)) for name, x in given.items() if _is_array(x)}
+                output = self._output(inputs, given, way)
+                outputs.append(np.asarray(_plain(output), dtype=np.float64))
+                after = {name: np.asarray(_plain(given[name])) for name in before}
+                changed += [(name, before[name], x) for name, x in after.items() if not np.array_equal(before[name], x)]
+            shown = joined(outputs, way.layout)
+        except CannotSay:
+            raise
         except Exception as error:
             return Outcome(None, error)
-        after = {name: np.asarray(_plain(given[name])) for name in before}
-        changed = [(name, x) for name, x in after.items() if not np.array_equal(before[name], x)]
         return Outcome(shown, None, str(getattr(output, "dtype", "")).replace("torch.", ""), changed)
 
-    def traced(self, inputs: Inputs, way: Way, name: str) -> tuple[Any, Any]:
+    def traced(self, inputs: Inputs, way: Way, asked: Round, name: str) -> tuple[Any, Any]:
         """The output as a tensor, and the input of this name that its graph leads to."""
-        given = {key: _given(x, key, way) for key, x in inputs.items()}
-        given[name] = given[name].requires_grad_(True) * 1  # not a leaf: the book's masked_softmax writes into X
-        return self._output(inputs, given, way), given[name]
+        (part,) = parts(inputs, way.layout)
+        given = self._given(part, way, asked)
+        theirs = next(theirs for theirs, ours in self.takes.items() if ours == name)
+        given[theirs] = given[theirs].requires_grad_(True) * 1  # not a leaf: the book's masked_softmax writes into X
+        return joined([self._output(inputs, given, way)], way.layout), given[theirs]
+
+    def _given(self, part: Inputs, way: Way, asked: Round) -> Inputs:
+        """{parameter: what it is given}, without those that keep their default."""
+        given: Inputs = {}
+        for theirs, role in self.takes.items():
+            if theirs == asked.parameter and asked.role in ("lens", "mask"):
+                hiding = _hiding(part, way, asked.role)
+                if hiding is not None or theirs not in self.optional:
+                    given[theirs] = hiding
+            elif role == "causal":
+                given[theirs] = (asked.role == "flag" and theirs == asked.parameter) or self.kind in CAUSAL
+            elif role in ("mask", "valid_lens"):
+                if theirs not in self.optional:
+                    given[theirs] = None
+            elif role in part and (role != "window" or "window" in asked.forms):
+                given[theirs] = _typed(part[role], role, way)
+            elif role == "positions":
+                given[theirs] = _typed(_positions(part, way.batched), role, way)
+            elif theirs not in self.optional:
+                given[theirs] = {"base": 10000.0, "offset": 0}.get(role, 0.0 if "drop" in theirs.lower() else None)
+        return given
 
     def _output(self, inputs: Inputs, given: Inputs, way: Way) -> Any:
-        layer = self._layer(inputs) if self.is_layer else self.mine
-        if self.has_weights:
-            self._put_weights(layer, inputs, given, way.turned)
+        call = self.mine
+        if self.layers is not None:
+            call = layer = self.layers.at(inputs)
+            if self.has_weights:
+                self.layers.put(layer, inputs, way.weights, lambda: self._called(layer, given))
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of NumPy's functions that are tried on tensors, and torch's on arrays
-            result = self._called(layer, given)
+            result = self._called(call, given)
         if result is None:
             raise NoOutput("it gives None: is a return missing?")
         if isinstance(result, dict):
@@ -165,87 +208,37 @@ class Student:
 
     def _called(self, layer: Any, given: Inputs) -> Any:
         """By place what stands at the beginning, the others by name."""
-        by_place = list(itertools.takewhile(lambda name: self.takes[name] and name not in self.by_name, self.takes))
-        named = {theirs: given[ours] for theirs, ours in self.takes.items() if ours and theirs not in by_place}
+        by_place = list(itertools.takewhile(lambda name: name in given and name not in self.by_name, self.takes))
         call = layer if callable(layer) else layer.forward
-        return call(*(given[self.takes[theirs]] for theirs in by_place), **named)
-
-    # ---- layers ---------------------------------------------------------------------------------------------------
-
-    def _weights(self, mine: Any) -> dict[str, str]:
-        """{the book's name of a weight: the attribute or argument}.  The last, W_o or w_v, may be forgotten."""
-        wanted = WEIGHTS.get(self.kind, ())
-        ours = {ours: theirs for theirs, ours in self.takes.items()}
-        found = {name: attribute(mine, name) if self.has_weights else ours.get(name, "") for name in wanted}
-        missing = [name for name, theirs in found.items() if not theirs]
-        others = (
-            _weights_held(mine) if self.has_weights else [theirs for theirs, name in self.takes.items() if not name]
+        return call(
+            *(given[name] for name in by_place), **{name: x for name, x in given.items() if name not in by_place}
         )
-        if missing and (missing[0] != wanted[-1] or {*others} - {*found.values()}):
-            raise TypeError(
-                f"{self.name}: check needs {', '.join(wanted)} with these names, as attributes of a layer or "
-                f"arguments of a function; {missing[0]} is missing"
-            )
-        return {name: theirs for name, theirs in found.items() if theirs}
 
-    def _layer(self, inputs: Inputs) -> Any:
-        """The layer for these inputs: a copy of the student's, or one that its class makes; None if it makes none."""
-        if not self.is_class:
-            return self._layers[None]
-        first: Any = inputs.get("queries", inputs.get("X"))
-        known: dict[str, Any] = {"dropout": 0.5, "bias": False, "max_len": 64, "num_heads": inputs.get("num_heads", 1)}
-        known["num_hiddens"] = inputs["W_q"].shape[1] if "W_q" in inputs else first.shape[-1]
-        for name, size in (("queries", "query_size"), ("keys", "key_size"), ("values", "value_size")):
-            known[size] = inputs.get(name, first).shape[-1]
-        arguments = {}
-        for parameter in inspect.signature(self.mine).parameters.values():
-            name = books_name(parameter.name, list(known))
-            needed = parameter.default is parameter.empty and "*" not in str(parameter)
-            if needed and not name:
-                raise TypeError(f"{self.name}: check does not know the argument {parameter.name}: give it a layer")
-            if needed or name in ("num_heads", "dropout"):
-                arguments[parameter.name] = known[name]
-        key = tuple(known.values())
-        if key not in self._layers:
-            self._layers[key] = _evaluating(self.mine(**arguments))
-            self.weights = self._weights(self._layers[key])
-        layer, held = self._layers[key], self.weights.items()
-        return layer if all(_size(layer, theirs) in (0, np.size(inputs[name])) for name, theirs in held) else None
 
-    def _sizes(self) -> Optional[Sizes]:
-        """Of a layer, or of a layer's method, that is given; None where any will do."""
-        owner = getattr(self.mine, "__self__", self.mine)
-        heads = next((x for x in (getattr(owner, name, None) for name in HEADS) if isinstance(x, int)), 0)
-        if not self.has_weights:
-            table = getattr(self.mine, "P", getattr(self.mine, "pe", None))
-            hiddens = 0 if table is None or self.kind != "positional_encoding" else int(table.shape[-1])
-            return Sizes(0, 0, 0, hiddens, heads) if heads or hiddens else None
-        if self.kind == "multi_head" and not heads:
-            raise TypeError(f"{self.name}: check needs the number of heads as an attribute or argument num_heads")
-        size = {name: _size(self.mine, theirs) for name, theirs in self.weights.items()}
-        wide = size.get("w_v" if self.kind == "additive" else "W_o", 0)
-        hiddens = wide if self.kind == "additive" else round(wide**0.5)
-        if not hiddens:
-            hiddens = getattr(self.mine, "num_hiddens", 0)
-            hiddens = hiddens or getattr(getattr(self.mine, self.weights["W_q"]), "out_features", 0)
-            hiddens = hiddens or round(size["W_q"] ** 0.5) or 6
-        if not size["W_q"]:  # not known yet: they follow from the first call
-            return Sizes(hiddens, hiddens, hiddens, hiddens, heads or 1)
-        q, k = (size[name] // hiddens for name in ("W_q", "W_k"))
-        v = size["W_v"] // hiddens if self.kind == "multi_head" else 3
-        return Sizes(q, k, v, hiddens, heads or 1)
+CAUSAL = ("causal", "window", "causal_multi_head")  # kinds that hide the future without being told to
 
-    def _put_weights(self, layer: Any, inputs: Inputs, given: Inputs, turned: bool) -> None:
-        if not all(_size(layer, theirs) for theirs in self.weights.values()):
-            self._called(layer, given)  # sizes not known yet become those of the call
-        for name, theirs in self.weights.items():
-            holder = getattr(layer, theirs)
-            owner, held = (holder, "weight") if hasattr(holder, "weight") else (layer, theirs)
-            shape = tuple(getattr(owner, held).shape)
-            new = inputs[name].T if owner is holder or turned else inputs[name]
-            _fill(owner, held, (new.T if new.T.shape == shape != new.shape else new).reshape(shape))
-            if owner is holder and getattr(holder, "bias", None) is not None:
-                _fill(holder, "bias", np.zeros(tuple(holder.bias.shape)))
+
+def _hiding(part: Inputs, way: Way, role: str) -> Any:
+    """Lengths or a mask, as this way has them."""
+    if role == "lens":
+        if "valid_lens" in part:
+            return _typed(part["valid_lens"], "valid_lens", way)
+        mask = part["mask"]
+        if mask is True:
+            return None
+        lens = mask.reshape(-1, *mask.shape[-2:]).sum(axis=-1)
+        if not np.array_equal(mask, (np.arange(mask.shape[-1]) < lens[..., None]).reshape(mask.shape)):
+            raise CannotSay
+        return _typed(lens[:, 0] if (lens == lens[:, :1]).all() else lens, "valid_lens", way)
+    assert way.mask is not None
+    return _typed(way.mask.given(part["mask"], part["shape"]), "mask", way)
+
+
+def _positions(part: Inputs, batched: bool) -> Any:
+    first: Any = part.get("X", part.get("queries"))
+    batch, _, steps, _ = part["shape"]
+    positions = np.arange(steps) + part.get("offset", 0)
+    return np.broadcast_to(positions, (batch, steps)).copy() if batched and first.ndim > 2 else positions
 
 
 def own_line(error: BaseException) -> str:
@@ -262,66 +255,25 @@ def own_line(error: BaseException) -> str:
 # ---- arrays and tensors ----------------------------------------------------------------------------------------------
 
 
-def _given(x: Any, name: str, way: Way) -> Any:
+def _is_array(x: Any) -> bool:
+    return isinstance(x, np.ndarray) or is_tensor(x)
+
+
+def _typed(x: Any, role: str, way: Way) -> Any:
     """A probe's input in the student's type."""
     if not isinstance(x, np.ndarray):
         return x
-    if way.turned and name.startswith("W_"):
+    if way.turned and role.startswith("W_"):
         x = x.T
-    if way.column and name == "w_v":
+    if way.column and role == "w_v":
         x = x[None] if way.turned else x[:, None]
-    torch: Any = sys.modules.get("torch")
     if not way.tensors:
         return x.copy()
-    return torch.tensor(x, dtype=torch.float32 if x.dtype.kind == "f" else torch.int64)
+    torch: Any = sys.modules.get("torch")
+    types = {"f": torch.float32, "b": torch.bool}
+    return torch.tensor(np.ascontiguousarray(x), dtype=types.get(x.dtype.kind, torch.int64))
 
 
 def _plain(x: Any) -> Any:
     """A tensor as an array; anything else as it is."""
     return x.detach().cpu().double().numpy() if is_tensor(x) else x
-
-
-def _size(layer: Any, name: str) -> int:
-    """How many elements a weight has; 0 if that is not known yet."""
-    held = getattr(layer, name)
-    held = getattr(held, "weight", held)
-    return 0 if _is_open(held) or not hasattr(held, "shape") else int(np.prod(tuple(held.shape)))
-
-
-def _weights_held(layer: Any) -> list[str]:
-    """The attributes of a layer that are weights, or have some."""
-    if hasattr(layer, "named_parameters"):
-        return [name.partition(".")[0] for name, _ in layer.named_parameters()]
-    return [name for name, x in vars(layer).items() if hasattr(x, "shape")]
-
-
-def _fill(owner: Any, attribute: str, new: Array) -> None:
-    old = getattr(owner, attribute)
-    if is_tensor(old):
-        old.data.copy_(_given(new, "", Way(True)))
-    else:
-        setattr(owner, attribute, np.array(new, old.dtype))
-
-
-def _evaluating(layer: Any) -> Any:
-    if callable(getattr(layer, "eval", None)):
-        layer.eval()
-    return layer
-
-
-def _copied(layer: Any) -> Any:
-    """A copy to put weights into, in evaluation mode.
-
-    Tensors kept with their graph, which nobody copies, lose it; weights without sizes, which torch 1.12 fails to copy,
-    are made again.
-    """
-    in_torch = callable(getattr(layer, "modules", None))
-    held = [x for part in (layer.modules() if in_torch else [layer]) for x in vars(part).values()]
-    held += layer.parameters() if in_torch else []
-    copies = {id(x): x.detach() for x in held if is_tensor(x) and not _is_open(x) and x.grad_fn is not None}
-    copies.update({id(x): type(x)() for x in held if _is_open(x)})
-    return _evaluating(copy.deepcopy(layer, copies))
-
-
-def _is_open(weight: Any) -> bool:
-    return type(weight).__name__.startswith("Uninitialized")

@@ -99,7 +99,8 @@ def test_torchs_own_functions():
     attention = F.scaled_dot_product_attention
     answer = teach.check(functools.partial(attention, is_causal=True), "causal")
     assert answer.ok and "top left" in answer.notes[0]
-    assert teach.check(lambda queries, keys, values, mask=None: attention(queries, keys, values), "dot_product").ok
+    ignores = lambda queries, keys, values, mask=None: attention(queries, keys, values)  # noqa: E731
+    assert teach.check(ignores, "dot_product").mistakes == ["mask_ignored"]
     assert teach.check(attention, "causal").mistakes == ["sees_future"]
 
 

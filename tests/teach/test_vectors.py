@@ -26,7 +26,7 @@ def test_the_file_is_what_its_tool_writes():
         for one, two in zip(cases, VECTORS[kind]):
             assert one["inputs"] == two["inputs"]
             np.testing.assert_allclose(one["output"], two["output"], rtol=1e-14, atol=1e-14)  # last bits
-    assert (ROOT / "tests" / "data" / "vectors.json").stat().st_size < 20_000
+    assert (ROOT / "tests" / "data" / "vectors.json").stat().st_size < 40_000
 
 
 def arrays(case):
@@ -39,9 +39,23 @@ def by_core(kind, x):
         return getattr(mha_c, kind)(*x.values())
     if kind == "positional_encoding":
         return mha_c.PositionalEncoding(x["X"].shape[-1], 0.0)(x["X"])
+    if kind == "rope":
+        return functional.rotary(x["X"], x["offset"] + np.arange(x["X"].shape[1]), interleaved=True)
+    if kind == "causal_multi_head":
+        heads = (x["X"] @ x[name] for name in ("W_q", "W_k", "W_v"))
+        heads = [each.reshape(*each.shape[:2], x["num_heads"], -1).transpose(0, 2, 1, 3).copy() for each in heads]
+        mask = x["mask"][:, None] if isinstance(x["mask"], np.ndarray) else None
+        out = functional.dot_product_attention(*heads, causal=True, keep_mask=mask)
+        return out.transpose(0, 2, 1, 3).reshape(x["X"].shape) @ x["W_o"]
     three = [x[name] for name in ("queries", "keys", "values")]
-    if kind in ("dot_product", "causal"):
-        return functional.dot_product_attention(*three, lens, causal=kind == "causal")
+    mask = x["mask"] if isinstance(x.get("mask"), np.ndarray) else None
+    if kind in ("causal", "window"):
+        reach = (x["window"] - 1, 0) if kind == "window" else None
+        return functional.dot_product_attention(*three, keep_mask=mask, causal="bottom_right", window=reach)
+    if kind == "grouped":
+        return functional.dot_product_attention(*three, keep_mask=mask)
+    if kind == "dot_product":
+        return functional.dot_product_attention(*three, lens)
     if kind == "additive":
         return functional.additive_attention(*three, x["w_v"], x["W_q"].T, x["W_k"].T, lens)
     layer = mha_c.MultiHeadAttention(x["W_o"].shape[0], x["num_heads"], 0.0, dtype=np.float64)
@@ -55,6 +69,10 @@ def test_the_core_computes_them(kind, case):
     np.testing.assert_allclose(by_core(kind, arrays(case)), case["output"], rtol=1e-12, atol=1e-13 + table)
 
 
+def _steps(x):
+    return x["queries"].shape[1], x["keys"].shape[1]
+
+
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_the_reference_computes_them(kind, case):
     x = arrays(case)
@@ -62,7 +80,8 @@ def test_the_reference_computes_them(kind, case):
     if kind == "dot_product":
         out = _reference.dot_product_attention(*three, x["valid_lens"])
     elif kind == "causal":
-        out = _reference.dot_product_attention(*three, causal="top_left")
+        past = np.tri(*_steps(x), x["offset"], dtype=bool)
+        out = _reference.dot_product_attention(*three, keep_mask=past & x["mask"])
     elif kind == "additive":
         out = _reference.additive_attention(*three, x["w_v"], x["W_q"].T, x["W_k"].T, x["valid_lens"])
     elif kind == "multi_head":

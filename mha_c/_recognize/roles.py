@@ -1,0 +1,67 @@
+"""What each parameter of a call is for: which argument of the book it is, what hides keys, and what says nothing."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from .names import books_name, parameters
+
+# In this order: the first that fits.  Names are compared whole, in lower case.
+_ROLES = {
+    "valid_lens": "valid_?lens?|(valid|seq|src|key|kv)?_?len(gth)?s?|num_valid|n_valid|valid_lengths?",
+    "window": "window(_?size|_?len(gth)?)?|w|win|sliding_window|attention_window|local_window|span",
+    "chunk_size": "(k_|kv_|key_)?(chunk|block|tile)(_?(size|len(gth)?|k))?|c|b[ck]|step_size",
+    "offset": "offset|start|start_pos(ition)?|pos(ition)?_offset|past(_len(gth)?)?|cache_len(gth)?|pos_start|shift"
+    "|kv_offset|q_offset|num_past|prefix_len|begin|start_index|first",
+    "positions": "positions?|pos|position_ids|token_positions?|pos_ids|input_pos|indices|idx|t|ts|timesteps|steps",
+    "base": "base|theta|rope_theta|freq_base|rope_base",
+    "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|pad(ding)?|seen"
+    "|tril|blocked|hidden_keys|hide|may_see|can_see",
+}  # fmt: skip
+_FLAG = re.compile(
+    "caus|mask|future|autoregress|decod|lower|tri", re.IGNORECASE
+)  # of parameters that are True or False
+_HARMLESS = re.compile(
+    "drop|^p$|train|determin|scale|temperature|tau|eps|need|return|output_|average|verbose|debug|show|store|keep_w|save"
+    "|^dim$|^axis$|rng|seed|generator|dtype|device|cache|past_?k|bias|max_(seq_)?len|num_heads|^(r|e)?dropout|name$"
+    "|^rope$|rotary|use_|cos|sin|freq|layer_idx|^args$|gqa",
+    re.IGNORECASE,
+)
+
+
+def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
+    """{parameter of a call: what it is for}.
+
+    One of the wanted names of the book; "valid_lens", "mask" or "causal", wanted or not, since they may hide keys;
+    "window", "chunk_size", "offset", "positions", "base"; "-" for what hides no key, such as dropout; "" for
+    a name that says nothing.
+    """
+    found = parameters(mine)
+    if not found:
+        return {name: name for name in wanted}
+    told = {each.name: _by_name(each, wanted) for each in found}
+    for name in set(told.values()) & set(wanted):  # two parameters for one argument: the first has it
+        for other in [each for each, role in told.items() if role == name][1:]:
+            told[other] = ""
+    for each, name in zip(found, wanted):
+        if not told[each.name] and name not in told.values() and not isinstance(each.default, (bool, str)):
+            told[each.name] = name
+    return told
+
+
+def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
+    """What the name alone tells; "" if it tells nothing."""
+    name = parameter.name.lower()
+    if isinstance(parameter.default, bool):
+        return "causal" if _FLAG.search(name) and not _HARMLESS.search(name) else "-"
+    book = books_name(parameter.name, wanted)
+    if book:
+        return book
+    if isinstance(parameter.default, str):
+        return "-"
+    for role, pattern in _ROLES.items():
+        if re.fullmatch(pattern, name) and (role in wanted or len(name) > 2 or role == "mask"):
+            return role
+    return "-" if _HARMLESS.search(name) else ""

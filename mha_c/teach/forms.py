@@ -1,0 +1,146 @@
+"""The forms in which a student takes the same numbers: arrays or tensors, their axes, one call or one for each item.
+
+`parts` cuts a probe into calls, `joined` puts the outputs together as the book has them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from .masks import MaskWay
+from .probes import Inputs
+
+_SEQUENCES = ("X", "queries", "keys", "values")
+HEADS = 2  # of a function that takes (batch, heads, steps, features)
+LAYOUTS = {  # of each kind, the book's own first
+    "masked_softmax": ("batch", "item", "heads"),
+    "dot_product": ("batch", "item", "heads"),
+    "causal": ("batch", "item", "heads"),
+    "window": ("batch", "item", "heads"),
+    "grouped": ("grouped", "one group"),
+    "rope": ("batch", "item", "heads", "steps, heads"),
+    "additive": ("batch", "one query", "one query, time first", "item"),
+    "multi_head": ("batch", "item", "time first"),
+    "causal_multi_head": ("batch", "item", "time first"),
+    "positional_encoding": ("batch", "item", "time first"),
+    "transpose_qkv": ("batch",),
+    "transpose_output": ("batch",),
+}
+LAYOUTS_SAY = {
+    "item": "one item, without a batch axis",
+    "one group": "one item, (heads, steps, features), without a batch axis",
+    "heads": "(batch, heads, steps, features)",
+    "steps, heads": "(batch, steps, heads, features)",
+    "time first": "(steps, batch, features)",
+    "one query": "one query for each item, (batch, features)",
+    "one query, time first": "one query for each item, (batch, features), and keys as (steps, batch, features)",
+}
+
+
+class Way(NamedTuple):
+    """One way to give a student the same numbers."""
+
+    tensors: bool  # torch's tensors of float32; else NumPy's arrays of float64
+    turned: bool = False  # weights that are arguments are (outputs, inputs)
+    column: bool = False  # w_v is a matrix
+    layout: str = "batch"
+    weights: int = 0  # which of the ways to read a layer's weights
+    mask: Optional[MaskWay] = None
+    batched: bool = False  # positions have a batch axis
+
+    @property
+    def dtype(self) -> str:
+        """The type of its numbers."""
+        return "float32" if self.tensors else "float64"
+
+
+def doubled(inputs: Inputs) -> Inputs:
+    """A probe with HEADS items for each: those of an item become its heads; lengths and masks are those of the item."""
+    made = dict(inputs)
+    for name, x in inputs.items():
+        if name in ("valid_lens", "mask") and isinstance(x, np.ndarray):
+            made[name] = np.repeat(x, HEADS, axis=0)
+        elif name in _SEQUENCES:
+            made[name] = np.stack([x, (0.7 - x[::-1, ::-1]).round(1)], axis=1).reshape(-1, *x.shape[1:])
+    return made
+
+
+def parts(inputs: Inputs, layout: str) -> list[Inputs]:
+    """The calls that a probe becomes: inputs as the layout has them; "shape" is (batch, heads, queries, keys)."""
+    first: Any = inputs.get("queries", inputs.get("X"))
+    batch, heads = len(first), inputs.get("num_heads", 1)
+    masks_softmax = "X" in inputs and ("valid_lens" in inputs or "mask" in inputs) and "W_q" not in inputs
+    keys = inputs["keys"].shape[-2] if "keys" in inputs else first.shape[-1] if masks_softmax else first.shape[-2]
+    shape = (batch, heads, first.shape[-2], keys)
+    if layout == "grouped":
+        return [{**inputs, "shape": (batch, first.shape[1], *shape[2:])}]
+    if layout in ("item", "one group"):
+        each = [{name: _item(name, x, i) for name, x in inputs.items()} for i in range(batch)]
+        return [{**one, "shape": (1, first.shape[1] if layout == "one group" else heads, *shape[2:])} for one in each]
+    if layout.startswith("one query"):
+        each = [{**inputs, "queries": inputs["queries"][:, i], **_of_query(inputs, i)} for i in range(shape[2])]
+        turns = [name for name in ("keys", "values") if "time" in layout and name in inputs]
+        each = [{**one, **{name: one[name].swapaxes(0, 1) for name in turns}} for one in each]
+        return [{**one, "shape": (batch, heads, 1, keys)} for one in each]
+    made = {**inputs, "shape": shape}
+    if "heads" in layout:
+        made["shape"] = (batch // HEADS, HEADS, *shape[2:])
+        for name in {"valid_lens", "mask"} & {*inputs}:
+            made[name] = inputs[name][::HEADS] if isinstance(inputs[name], np.ndarray) else inputs[name]
+    for name in {*_SEQUENCES} & {*inputs}:
+        made[name] = _laid(inputs[name], layout)
+    return [made]
+
+
+def _item(name: str, x: Any, i: int) -> Any:
+    if name in _SEQUENCES:
+        return x[i]
+    if name == "valid_lens" and x is not None:
+        return int(x[i]) if x.ndim == 1 else x[i]
+    return x[i : i + 1] if name == "mask" and isinstance(x, np.ndarray) else x
+
+
+def _of_query(inputs: Inputs, i: int) -> Inputs:
+    """Lengths and masks of one query."""
+    found: Inputs = {}
+    lens: Any = inputs.get("valid_lens")
+    if lens is not None:
+        found["valid_lens"] = lens if lens.ndim == 1 else lens[:, i]
+    if isinstance(inputs.get("mask"), np.ndarray):
+        found["mask"] = inputs["mask"][:, i : i + 1]
+    return found
+
+
+def _laid(x: Any, layout: str) -> Any:
+    if layout == "time first":
+        return x.swapaxes(0, 1)
+    if "heads" in layout:
+        x = x.reshape(-1, HEADS, *x.shape[1:])
+        return x.swapaxes(1, 2) if layout == "steps, heads" else x
+    return x
+
+
+def joined(outputs: Sequence[Any], layout: str) -> Any:
+    """The outputs of a probe's calls as the book has them: arrays, or tensors with their graph."""
+    if layout in ("item", "one group"):
+        return _stacked(outputs, 0)
+    if layout.startswith("one query"):
+        return _stacked([x[:, 0] if x.ndim == 3 and x.shape[1] == 1 else x for x in outputs], 1)
+    x = outputs[0]
+    if layout == "time first":
+        return x.swapaxes(0, 1) if x.ndim > 1 else x
+    if "heads" in layout:
+        x = x.swapaxes(1, 2) if layout == "steps, heads" and x.ndim == 4 else x
+        return x.reshape(-1, *x.shape[2:]) if x.ndim == 4 else x
+    return x
+
+
+def _stacked(outputs: Sequence[Any], axis: int) -> Any:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(outputs[0], torch.Tensor):
+        return torch.stack(list(outputs), dim=axis)
+    return np.stack(outputs, axis=axis)

@@ -1,0 +1,278 @@
+"""Layers to be asked, copied or made by a class for given sizes; their weights."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from .._arguments.arrays import is_tensor
+from .._recognize import HEADS, Weights, books_name, weights_of
+from .probes import Inputs, Sizes
+
+# Names of a constructor's arguments; the first that fits.
+_SIZES = {
+    "query_size": "d_in in_features input_dim in_dim d_input dim_in in_size input_size enc_dim dec_dim dec_hid_dim",
+    "key_size": "kdim enc_hid_dim encoder_dim d_key",
+    "value_size": "vdim d_value",
+    "num_hiddens": "d_out attn_dim attention_dim out_dim units features channels embed_dimension embedding_dim n_units "
+    "embed d_attn size",
+    "num_heads": "num_attention_heads nh n_attention_heads",
+    "max_len": "context_length block_size max_seq_len max_seq_length seq_len n_ctx max_length max_position n_positions "
+    "context_len ctx_len max_position_embeddings max_sequence_length t t_max length",
+    "head_dim": "d_k d_v dk dv dim_head head_size d_head head_dimension",
+    "base": "theta rope_theta",
+    "num_layers": "n_layers n_layer depth",
+    "vocab_size": "vocab",
+}
+_NAMES = [
+    "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
+    "dropout", "bias", "base", "num_layers", "vocab_size",
+]  # fmt: skip
+_CONFIGS = ("config", "cfg", "conf", "args", "hparams", "configuration", "params", "opt")
+
+
+class Making(NamedTuple):
+    """What a class is told: the sizes of its layer."""
+
+    num_hiddens: int
+    num_heads: int
+    query_size: int
+    key_size: int
+    value_size: int
+
+    def known(self, for_positions: bool = False) -> dict[str, Any]:
+        """By the book's names."""
+        each_head = max(self.num_hiddens // max(self.num_heads, 1), 1)
+        return {
+            **self._asdict(), "num_kv_heads": self.num_heads, "max_len": 64, "dropout": 0.5, "bias": False,
+            "head_dim": self.query_size if for_positions else each_head,
+            "base": 10000.0, "num_layers": 1, "vocab_size": 16,
+        }  # fmt: skip
+
+
+class _Config(dict):  # type: ignore[type-arg]
+    """A configuration that answers by whatever name a size is asked for: config.n_embd, config["emb_dim"]."""
+
+    def __missing__(self, name: str) -> Any:
+        found = _name_of(name)
+        if not found:
+            raise KeyError(name)
+        return self[found]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The size of this name, or the default."""
+        return self[name] if _name_of(name) or name in self else default
+
+
+def _name_of(name: str) -> str:
+    """The book's name of a constructor's argument, or ""."""
+    plain = name.lower()
+    for ours, others in _SIZES.items():
+        if plain == ours or plain in others.split():
+            return ours
+    if "drop" in plain or plain.endswith("_pdrop"):
+        return "dropout"
+    return books_name(name, _NAMES) or ("bias" if plain.endswith("bias") else "")
+
+
+class CannotMake(TypeError):
+    """A class asks for what is not known."""
+
+
+class Unmade(Exception):
+    """The student's constructor raises an error, which is the cause of this one."""
+
+
+def make(mine: Any, sizes: Making, for_positions: bool = False) -> Any:
+    """A layer of a class, in evaluation mode."""
+    known = sizes.known(for_positions)
+    try:
+        wanted = list(inspect.signature(mine).parameters.values())
+    except (TypeError, ValueError):
+        wanted = []
+    given: dict[str, Any] = {}
+    names = {parameter.name: _name_of(parameter.name) for parameter in wanted}
+    if "query_size" not in names.values() and list(names.values()).count("num_hiddens") == 2:
+        names[next(name for name, ours in names.items() if ours == "num_hiddens")] = "query_size"  # (d_in, d_out)
+    for parameter in wanted:
+        name = names[parameter.name]
+        needed = parameter.default is parameter.empty and "*" not in str(parameter)
+        if parameter.name.lower() in _CONFIGS:
+            given[parameter.name] = _Config(known)
+        elif needed and not name:
+            raise CannotMake(f"check does not know the argument {parameter.name}: give it a layer")
+        elif needed or (name and name not in ("bias", "base", "max_len") and parameter.default is not None
+                        and not isinstance(parameter.default, bool) and "*" not in str(parameter)):  # fmt: skip
+            given[parameter.name] = known[name]
+    try:
+        return evaluating(mine(**given))
+    except Exception as error:
+        raise Unmade from error
+
+
+def evaluating(layer: Any) -> Any:
+    """The layer, in evaluation mode."""
+    if callable(getattr(layer, "eval", None)):
+        layer.eval()
+    return layer
+
+
+def copied(layer: Any) -> Any:
+    """A copy to put weights into, in evaluation mode.
+
+    Tensors kept with their graph, which nobody copies, lose it; weights without sizes, which torch 1.12 fails to copy,
+    are made again.
+    """
+    in_torch = callable(getattr(layer, "modules", None))
+    held = [x for part in (layer.modules() if in_torch else [layer]) for x in vars(part).values()]
+    held += layer.parameters() if in_torch else []
+    copies = {id(x): x.detach() for x in held if is_tensor(x) and not is_open(x) and x.grad_fn is not None}
+    copies.update({id(x): type(x)() for x in held if is_open(x)})
+    return evaluating(copy.deepcopy(layer, copies))
+
+
+def is_open(weight: Any) -> bool:
+    """Whether a weight has no size yet."""
+    return type(weight).__name__.startswith("Uninitialized")
+
+
+# ---- a layer, its weights and its sizes ----------------------------------------------------------------------------
+
+
+class Layers:
+    """The layers that one student is asked with: copies of a layer, or what a class makes for each size."""
+
+    def __init__(self, mine: Any, kind: str, wanted: tuple[str, ...], weights: Mapping[str, str]) -> None:
+        self.mine, self.kind, self.wanted = mine, kind, wanted
+        self.given, self.is_class = dict(weights), isinstance(mine, type)
+        self._made: dict[Any, Any] = {} if self.is_class else {None: copied(mine)}
+        self._read: dict[int, list[Weights]] = {}
+        self.own_size = False  # the class ignores the sizes that it is given
+        self._failed: Optional[Unmade] = None
+
+    def at(self, inputs: Inputs) -> Any:
+        """The layer for these inputs; None if the class makes none of these sizes."""
+        if not self.is_class:
+            return self._made[None]
+        sizes = self._making(inputs)
+        if sizes not in self._made:
+            try:
+                self._made[sizes] = make(self.mine, sizes, self.kind in ("positional_encoding", "rope"))
+            except Unmade as error:
+                self._made[sizes], self._failed = None, error
+        layer = self._made[sizes]
+        return layer if layer is not None and (not self.wanted or self._fits(layer, inputs)) else None
+
+    def any(self, inputs: Inputs) -> Any:
+        """A layer, whatever its sizes; Unmade if there is none."""
+        self.at(inputs)
+        found = [layer for layer in self._made.values() if layer is not None]
+        if not found:
+            raise self._failed or Unmade
+        return found[-1]
+
+    def _making(self, inputs: Inputs) -> Making:
+        first: Any = inputs.get("queries", inputs.get("X"))
+        widths = [inputs.get(name, first).shape[-1] for name in ("queries", "keys", "values")]
+        hiddens = inputs["W_q"].shape[1] if "W_q" in inputs else widths[0]
+        return Making(hiddens, inputs.get("num_heads", 1), *widths)
+
+    def _fits(self, layer: Any, inputs: Inputs) -> bool:
+        sizes = self.weights(layer)[0].sizes(layer)
+        return all(0 in size or size == _shape(inputs[name]) for name, size in sizes.items() if name in inputs)
+
+    def weights(self, layer: Any) -> list[Weights]:
+        """The ways to read its weights; TypeError where there is none."""
+        if id(layer) not in self._read:
+            of_kind = "additive" if self.kind == "additive" else "multi_head"
+            found = weights_of(layer, of_kind, self.given)
+            held = sorted({name.rpartition(".")[0] or name for name in _held(layer)})
+            if not found or (self.wanted[-1] == "w_v" and "w_v" not in found[0].parts):
+                raise TypeError(
+                    f"{type(layer).__name__}: check needs {', '.join(self.wanted)}, and does not find them in "
+                    f"{', '.join(held) or 'a layer without weights'}; say which they are: "
+                    f'check(mine, kind, weights={{"{self.wanted[0]}": "{held[0] if held else "name"}", ...}})'
+                )
+            self._read[id(layer)] = [each for each in found if _agrees(each.sizes(layer))] or found
+        return self._read[id(layer)]
+
+    def has_output(self, layer: Any) -> bool:
+        """Whether it has W_o."""
+        return self.kind == "additive" or "W_o" in self.weights(layer)[0].parts
+
+    def sizes(self, layer: Any) -> Optional[Sizes]:
+        """Its own sizes, for probes that fit; None where it takes any."""
+        heads = number_of_heads(layer)
+        if not self.wanted:
+            table = getattr(layer, "P", getattr(layer, "pe", None))
+            hiddens = 0 if table is None or self.kind != "positional_encoding" else int(table.shape[-1])
+            return Sizes(0, 0, 0, hiddens, heads) if heads or hiddens else None
+        read = self.weights(layer)[0]
+        size = read.sizes(layer)
+        q, hiddens = size["W_q"]
+        hiddens = hiddens or getattr(layer, "num_hiddens", 0) or q or 6
+        k = size["W_k"][0]
+        if self.kind == "additive":
+            return Sizes(q or hiddens, k or hiddens, 3, hiddens)
+        v, wide = size["W_v"]
+        out = size["W_o"][1] if "W_o" in size else 0
+        return Sizes(
+            q or hiddens, k or hiddens, v or hiddens, hiddens, heads or read.num_heads,
+            wide or hiddens, out or hiddens, read.num_kv_heads if heads or read.num_heads > 1 else 0,
+        )  # fmt: skip
+
+    def put(self, layer: Any, inputs: Inputs, number: int, call: Callable[[], Any]) -> None:
+        """Write a probe's weights into a layer, in the way of this number; `call` lets sizes follow from an input."""
+        ways = self.weights(layer)
+        if any(0 in size for size in ways[0].sizes(layer).values()):
+            call()
+            del self._read[id(layer)]
+            ways = self.weights(layer)
+        read = ways[min(number, len(ways) - 1)]
+        shared = read.num_heads // read.num_kv_heads if read.num_kv_heads else 1
+        for name in read.parts:
+            if name in inputs:
+                new = inputs[name]
+                if shared > 1 and name in ("W_k", "W_v"):  # the first of each group of heads that are alike
+                    by_heads = new.reshape(len(new), read.num_heads, -1)
+                    new = by_heads[:, ::shared].reshape(len(new), -1)
+                read.set(layer, name, new)
+        read.clear_biases(layer)
+
+
+def _agrees(sizes: dict[str, tuple[int, int]]) -> bool:
+    """Whether what one weight makes is what the next one takes."""
+    if 0 in itertools.chain.from_iterable(sizes.values()):
+        return True
+    if "w_v" in sizes:
+        return sizes["W_q"][1] == sizes["W_k"][1] == sizes["w_v"][0]
+    return sizes["W_q"][1] >= sizes["W_k"][1] and ("W_o" not in sizes or sizes["W_o"][0] % sizes["W_v"][1] == 0)
+
+
+def number_of_heads(layer: Any) -> int:
+    """What a layer, or a layer's method, says of it; 0 where it says nothing."""
+    owner = getattr(layer, "__self__", layer)
+    found = (getattr(owner, name, None) for name in HEADS)
+    return next((x for x in found if isinstance(x, int) and not isinstance(x, bool)), 0)
+
+
+def _shape(x: Any) -> tuple[int, int]:
+    return (len(x), 1) if np.ndim(x) == 1 else x.shape
+
+
+def _held(layer: Any) -> list[str]:
+    """The weights that a layer holds, by their paths."""
+    if hasattr(layer, "named_parameters"):
+        return [name for name, _ in layer.named_parameters()]
+    return [name for name, x in vars(layer).items() if hasattr(x, "shape")]

@@ -1,0 +1,269 @@
+"""What `check` answers, put together: right, a known mistake, or none that is known."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from . import book, lawful
+from .answers import NEAR, Answer, Example, Lines, written
+from .explaining import Explained, equal, where
+from .forms import LAYOUTS_SAY
+from .making import Unmade
+from .mistakes import function, root, sources
+from .probes import Inputs, probes
+from .rounds import OF_LENS, Run, output
+from .student import NoOutput, Student, own_line
+from .words import say
+
+_SCORING = "11.3 Attention Scoring Functions"
+_SEVERAL = "11.5 Multi-Head Attention, Implementation (10.5.2 in the first edition)"
+_DECODER = "11.7 The Transformer Architecture, Decoder (10.7.5 in the first edition)"
+_POSITIONS = "11.6 Self-Attention and Positional Encoding (10.6.3 in the first edition)"
+SECTIONS = {  # of the book's second edition (of its first)
+    "softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
+    "masked_softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
+    "masked_softmax_of_mask": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
+    "dot_product": f"{_SCORING}, Scaled Dot Product Attention (10.3.3 in the first edition)",
+    "additive": f"{_SCORING}, Additive Attention (10.3.2 in the first edition)",
+    "transpose_qkv": _SEVERAL, "transpose_output": _SEVERAL, "multi_head": _SEVERAL,
+    "positional_encoding": _POSITIONS,
+    "causal": _DECODER, "causal_multi_head": _DECODER, "causal_multi_head_rope": _DECODER,
+    "window": "Longformer, section 3.1 (arXiv 2004.05150); Mistral 7B, section 2 (arXiv 2310.06825)",
+    "chunked": "Online softmax (arXiv 1805.02867), section 3; FlashAttention (arXiv 2205.14135), section 3.1",
+    "grouped": "GQA (arXiv 2305.13245), section 2.2",
+    "rope": "RoFormer (arXiv 2104.09864), section 3.2", "rope_halves": "RoFormer (arXiv 2104.09864), section 3.2",
+}  # fmt: skip
+_LENS_ALONE = ("additive",)  # kinds that are often written without any mask, one query at a time
+
+
+def right(found: Sequence[tuple[Run, str]], untried: Sequence[str], notes: Sequence[str]) -> Answer:
+    """All numbers are right: what is left are their type, the inputs, and what no round exercised."""
+    mistakes, parts, more = [], [], []
+    for run, form in found:
+        ids, words = _beside(run)
+        mistakes += ids
+        parts += [each for each in words if each not in parts]
+        more += [each for each in _notes(run, form) if each not in more]
+    for name in untried:
+        mistakes.append("untried")
+        parts.append(say("untried", argument=name))
+    run, form = found[0]
+    if mistakes:
+        start = say("right_but", name=run.student.name, kind=run.student.kind)
+    else:
+        sentence = "right_with_mask" if form.endswith("_of_mask") else "right"
+        start = say(sentence, name=run.student.name, kind=run.student.kind, count=len(run.probes), given=_given(run))
+    return Answer(mistakes, [start, *parts], [*notes, *more], _mask([run for run, _ in found]))
+
+
+def _given(run: Run) -> str:
+    return say("tensors" if run.way.tensors else "arrays")
+
+
+def _mask(runs: Sequence[Run]) -> Optional[str]:
+    """What True means in each mask that was tried."""
+    masked = [run for run in runs if run.way.mask is not None]
+    says = [
+        (f"{run.asked.parameter}: " if len(masked) > 1 else "") + run.way.mask.says for run in masked if run.way.mask
+    ]
+    return "; ".join(says) or None
+
+
+def random(run: Run, notes: Sequence[str]) -> Answer:
+    """Dropout acts."""
+    return Answer(["dropout_in_eval"], [say("random", name=run.student.name)], notes)
+
+
+def unmade(student: Student, error: Unmade, notes: Sequence[str]) -> Answer:
+    """The constructor raises an error."""
+    cause = error.__cause__ or error
+    words = say("unmade", name=student.name, error=f"{type(cause).__name__}: {cause}", line=own_line(cause))
+    return Answer(["raises"], [words], notes)
+
+
+def _beside(run: Run) -> tuple[list[str], list[Any]]:
+    """Ids and words of what is not a matter of numbers: types, and inputs that are written into."""
+    wanted, student = run.way.dtype, run.student
+    types = [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
+    mistakes = ["dtype"] if types else []
+    parts: list[Any] = [say("dtype", wanted=wanted, got=types[0])] if types else []
+    if _hides_nothing(student) and not student.attends_to_itself and not run.way.layout.startswith("one query"):
+        mistakes += ["no_mask"]
+        parts += [
+            say(
+                "no_mask",
+                kind=student.kind,
+                signature=", ".join(inspect.signature(getattr(book, student.kind)).parameters),
+            )
+        ]
+    for outcome in run.outcomes:
+        for name, before, now in outcome.changed:
+            if not _masks_in_place(student, name, before, now):
+                example = Example({}, before, now, ("before", "after"))
+                return [*mistakes, "changes_inputs"], [*parts, say("changes_inputs", name=name), example]
+    return mistakes, parts
+
+
+def _hides_nothing(student: Student) -> bool:
+    return student.kind in OF_LENS and not {"valid_lens", "mask"} & {*student.takes.values()}
+
+
+def _masks_in_place(student: Student, name: str, before: Any, now: Any) -> bool:
+    """The book's own masked_softmax writes -1e6 into X."""
+    return (
+        student.kind == "masked_softmax"
+        and student.takes[name] == "X"
+        and bool((now[~np.isclose(now, before)] < -1000).all())
+    )
+
+
+def _notes(run: Run, form: str) -> list[str]:
+    notes = []
+    student, layout = run.student, run.way.layout
+    if any(outcome.changed for outcome in run.outcomes) and student.kind == "masked_softmax":
+        notes += [say("note_writes")]
+    if run.way.mask is not None:
+        notes += [say("note_mask", says=run.way.mask.says)]
+    if _hides_nothing(student):
+        notes += [say("note_no_mask")]
+    if student.attends_to_itself:
+        notes += [say("note_itself")]
+    elif student.values_are_keys:
+        notes += [say("note_values")]
+    if layout in LAYOUTS_SAY:
+        notes += [say("note_layout", layout=LAYOUTS_SAY[layout])]
+    if student.kind == "rope":
+        notes += [say("note_halves" if form == "rope_halves" else "note_pairs")]
+    if "_rope" in form:
+        notes += [say("note_rotary", pairs="halves" if form.endswith("halves") else "neighbours")]
+    if student.has_one_head:
+        notes += [say("note_one_head")]
+    if form == "causal" and student.kind in ("causal", "dot_product") and not {"offset"} & {*student.takes.values()}:
+        inputs = dict(probes("causal")[3], mask=True)
+        inputs["queries"] = inputs["queries"][:, -2:]
+        if not student.attends_to_itself and layout == "batch" and run.way.mask is None:
+            if equal(student(inputs, run.way, run.asked), output(function("causal"), inputs)):
+                notes += [say("note_top_left")]
+    return notes
+
+
+def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answer:
+    """The mistakes that explain it, and beside them what is not taken."""
+    run, form = found.run, found.form
+    # Without what only carries an argument to the line that is wrong.
+    texts = sources(form, [each._replace(changes=each.changes[:1]) for each in found.mistakes]) or {}
+    plain = sources(form) or {}
+    places = list(dict.fromkeys(each.changes[0].where for each in found.mistakes))
+    here = [place for place in texts if texts[place] != plain[place]]
+    errors, (more, beside) = _error(run, function(form, found.mistakes)), _beside(run)
+    says = " , and ".join(dict.fromkeys(each.says for each in found.mistakes)).replace(" , ", ", ")
+    if found.within:
+        start = say("within", name=run.student.name, form=found.within, says=says)
+    else:
+        start = say("equals", name=run.student.name, says=says)
+    lines = [Lines(plain[place], texts[place]) for place in here]
+    read = say("read", sections="; ".join(dict.fromkeys(SECTIONS[place] for place in places)))
+    shapes = [i for i in found.left if run.outcomes[i].error is None]
+    left = [_not_taken(run, shapes)] if shapes else []
+    ids = [
+        *(each.id for each in found.mistakes),
+        *(["raises"] if errors else []),
+        *(["shape"] if shapes else []),
+        *more,
+    ]
+    told = errors or _error(run, function(form))  # those that the mistakes explain, too: a student has met them
+    notes = [*notes, *_notes(run, form)]
+    return Answer(ids, [start, *lines, *_example(run), *told, *left, *beside, read], notes, _mask([run]))
+
+
+def _not_taken(run: Run, left: Sequence[int]) -> str:
+    outcome, right = run.outcomes[left[0]], run.right[left[0]]
+    what = say("gives_shape", got=outcome.output.shape, expected=right.shape)
+    return say("not_taken", form=where(run, left) or written_shapes(run.probes[left[0]]), what=what)
+
+
+def written_shapes(inputs: Inputs) -> str:
+    """The shapes of a probe."""
+    return ", ".join(f"{name} {x.shape}" for name, x in inputs.items() if isinstance(x, np.ndarray))
+
+
+def _example(run: Run) -> list[Any]:
+    """The smallest probe with other numbers."""
+    different = [i for i, outcome in enumerate(run.outcomes) if not equal(outcome, run.right[i])]
+    for i in different:
+        if run.outcomes[i].error is None:
+            start = say("smallest", count=len(different), all=len(run.probes))
+            return [start, Example(_shown(run.probes[i]), run.right[i], run.outcomes[i].output)]
+    return []
+
+
+def _shown(inputs: Inputs) -> Inputs:
+    """Without what says nothing: no mask, no offset."""
+    return {
+        name: x
+        for name, x in inputs.items()
+        if not (name == "mask" and x is True) and not (name == "offset" and x == 0)
+    }
+
+
+def _error(run: Run, made: Any) -> list[str]:
+    """The smallest probe with an error where `made` has none."""
+    for inputs, outcome in zip(run.probes, run.outcomes):
+        error = outcome.error
+        if isinstance(error, NoOutput):
+            return [say("here", error=error)]
+        if error is not None and output(made, inputs) is not None:
+            name = type(error).__name__
+            return [say("raises_in", type=name, error=error, line=own_line(error), shapes=written_shapes(inputs))]
+    return []
+
+
+def unknown(run: Run, notes: Sequence[str]) -> Answer:
+    """Not explained by any known mistake: an error, another shape, or laws that do not hold."""
+    student, all_of = run.student, len(run.probes)
+    section = say("read", sections=SECTIONS[root(run.form)])
+    others = [i for i, each in enumerate(run.outcomes) if not equal(each, run.right[i])]
+    errors = [i for i in others if run.outcomes[i].error is not None]
+    notes = [*notes, *_notes(run, run.form)]
+    if errors:
+        no_output = isinstance(run.outcomes[errors[0]].error, NoOutput)
+        words = say("no_output" if no_output else "raises", name=student.name, count=len(errors), all=all_of)
+        rest = say("others_right" if errors == others else "others_differ") + _where(run, errors)
+        words += "." if len(errors) == all_of else rest
+        ids = ["raises"] if errors == others else ["raises", "unknown"]
+        return Answer(ids, [words, *_error(run, function(run.form)), *_example(run), section], notes)
+    for i in others:
+        got, right = run.outcomes[i].output, run.right[i]
+        if got is not None and got.shape != right.shape:
+            words = say("shape", name=student.name, got=got.shape, kind=student.kind, expected=right.shape)
+            words += f"{_reshaped(got, right)}.{_where(run, others)}"
+            shown = written({**_shown(run.probes[i]), "expected": right, "got": got})
+            return Answer(["shape"], [words, shown, section], notes)
+    laws = [f"{law.id}: {law.says}" for law in lawful.found(student, run.way, run.asked) if not law.holds]
+    says = say("laws_broken", laws="\n  ".join(laws)) if laws else say("no_law_broken")
+    start = say("unknown", name=student.name, kind=student.kind) + _where(run, others)
+    return Answer(["unknown"], [start, *_example(run), says, section], notes)
+
+
+def _where(run: Run, chosen: list[int]) -> str:
+    """What these probes, and no others, have in common, if it is their lengths."""
+    form = where(run, chosen)
+    return say("only_where", form=form) if form else ""
+
+
+def _reshaped(got: Any, right: Any) -> str:
+    """Whether the numbers are right in another order of axes."""
+    if got.size != right.size:
+        return ""
+    if np.allclose(got.reshape(right.shape), right, NEAR, NEAR):
+        return say("other_shape")
+    for axes in itertools.permutations(range(got.ndim)):
+        turned = got.transpose(axes)
+        if turned.shape == right.shape and np.allclose(turned, right, NEAR, NEAR):
+            return say("transposed", axes=axes)
+    return ""

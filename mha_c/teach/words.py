@@ -1,0 +1,65 @@
+"""The sentences of answers, whole, with named fields: what a table of translations replaces."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SENTENCES = {
+    "right": "Your {name} computes what the book's {kind} does: {count} of {count} probes, {given}.",
+    "right_but": "Your {name} gives the numbers of the book's {kind}, but:",
+    "right_with_mask": "Your {name} computes what the book's {kind} does with a mask in the place of lengths: {count} "
+    "of {count} probes, {given}.",
+    "arrays": "NumPy's arrays of float64",
+    "tensors": "torch's tensors of float32",
+    "equals": "Your {name} equals the book's if {says}.",
+    "and": "{one}, and {two}",
+    "within": "Your {name} equals the book's, but where {form}: there it does if {says}.",
+    "random": "Your {name} gives other numbers each time.  Dropout must not act outside of training.",
+    "unmade": "Your {name} raises an error when it is made: {error}\nin {line}",
+    "dtype": "Inputs of {wanted} give a result of {got}; it should have their type.",
+    "no_mask": "It takes no valid_lens and no mask, so it hides no key; the book's is {kind}({signature}).",
+    "untried": "What its argument {argument} does was not tried: check does not know this name.  If it hides "
+    "keys, call it mask or valid_lens; if not, give check a function without it.",
+    "changes_inputs": "It writes into {name}: the caller's array holds other numbers afterwards.",
+    "mask_not_said": "No way to give its {argument} explains all probes; the nearest is: {says}.",
+    "not_taken": "Its form where {form} is not taken: {what}.",
+    "read": "Read: {sections}",
+    "smallest": "The smallest example ({count} of {all} probes differ):",
+    "raises_in": "It raises {type}: {error}\nin {line}\nwith {shapes}",
+    "here": "Here {error}",
+    "raises": "Your {name} raises an error for {count} of {all} probes",
+    "no_output": "Your {name} gives no output for {count} of {all} probes",
+    "others_right": "; the others are right.",
+    "others_differ": "; the others differ from the book's, too.",
+    "shape": "Your {name} gives shape {got} where the book's {kind} gives {expected}",
+    "gives_shape": "it gives shape {got} where the book's has {expected}",
+    "it_raises": "it raises {type}: {error}",
+    "other_shape": "; the numbers are right, in another shape",
+    "transposed": "; transposed by {axes}, the numbers are right",
+    "unknown": "Your {name} differs from the book's {kind}, and no known mistake explains it.",
+    "laws_broken": "Laws that it breaks:\n  {laws}",
+    "no_law_broken": "It breaks none of the laws.",
+    "only_where": "  This is so wherever {form}, and nowhere else.",
+    "note_writes": "it writes the mask into X, as the book's own does.  A caller who needs X afterwards passes a copy.",
+    "note_itself": "it takes queries alone, so keys and values were the queries, too: self-attention.",
+    "note_no_mask": "it takes no lengths and no mask, so no mask was tried.",
+    "note_values": "it takes no values, so keys were the values, too.",
+    "note_weights_alone": "it gives the attention weights, since it takes no values; a caller multiplies them.",
+    "note_layout": "it was given {layout}.",
+    "note_mask": "{says}.",
+    "note_top_left": "with fewer queries than keys it counts from the first key (top left), as torch's is_causal "
+    "does; the last queries of a sequence, which a decoder with a cache has, count from its end.",
+    "note_pairs": "it turns neighbouring numbers as pairs (0 and 1, 2 and 3, ...), as the paper does; Llama's code"
+    " turns halves: weights of one do not fit the other.",
+    "note_halves": "it turns number j and number j + d / 2 as a pair (halves), as GPT-NeoX and Llama's code do; the"
+    " paper turns neighbours: weights of one do not fit the other.",
+    "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
+    "note_one_head": "nothing says a number of heads, so it was asked with one.",
+    "note_taken_for": "it was taken for {kind}, because {why}; check(mine, kind) compares with another kind.",
+    "note_unknown_used": "its argument {argument} was tried as a mask.",
+}
+
+
+def say(sentence: str, **fields: Any) -> str:
+    """A sentence with its fields."""
+    return SENTENCES[sentence].format(**fields)
