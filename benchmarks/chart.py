@@ -1,11 +1,12 @@
-"""The README's table, those of benchmarks/README.md and a chart, from the JSON files of bench.py and training.py.
+"""The README's chart, the tables of benchmarks/README.md and a chart, from the JSON files of bench.py and training.py.
 
     python benchmarks/chart.py build/bench.json build/training.json
+    python benchmarks/chart.py               # tables and the README's chart again, from benchmarks/measured
 
-What was measured on a processor stays in measured/<maker>.json and docs/benchmark-<maker>.svg until its maker's is
-measured again.  The tables, which replace what stands between the two `measured` comments of both pages, have a column
-a processor, headed by the date and commit of its figures: one processor's do not stand for another's, nor old ones for
-new.
+What was measured on a processor stays in measured/<processor>.json and docs/benchmark-<processor>.svg until it is
+measured again; "encoder" in it is what `mha_c.d2l.compare` printed for the encoder of d2l 1.0's translation, written by
+hand.  The tables, which replace what stands between the two `measured` comments of the page, have a column a processor,
+headed by the date and commit of its figures: one processor's do not stand for another's, nor old ones for new.
 """
 
 import datetime
@@ -19,8 +20,14 @@ from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "measured"
-MAKERS = "AMD", "Intel", "ARM"
+PROCESSORS = {  # what the system calls it begins so
+    "AMD Zen 5": "AMD EPYC (family 26",
+    "AMD Zen 4": "AMD EPYC (family 25, model 17",
+    "Intel Xeon": "Intel",
+    "ARM": "",
+}
 COLOURS = {"M": "#1b6ca8", "A": "#c8553d", "G": "#8a5a9e", "S": "#588157"}
+SHADES = "#1b6ca8", "#7fb2d6", "#c8553d", "#588157"  # a processor each
 LEGEND = {
     "M": "MultiHeadAttention, beside the faster d2l",
     "A": "AdditiveAttention, beside the faster d2l",
@@ -31,17 +38,14 @@ LEGEND = {
 
 IN_TABLE = ("M1", "M3", "M5", "M6", "M7", "M10", "A2", "A3", "S512d64c", "S2048d64", "S37d64")
 IN_TRAINING = ("M5", "M7", "M14", "A2", "A3", "S128p")
-IN_README = {  # case, and what it is to somebody who knows the book
-    "evaluation": {
-        "M1": "multi-head attention, the book's first example",
-        "M5": "attention of the first edition's Transformer, 64 sentences",
-        "M7": "attention of d2l 1.0's Transformer, 128 sentences",
-        "A3": "Bahdanau attention of d2l 1.0, one step of 128 sentences",
-        "S2048d64": "attention alone, 12 heads of 2048 tokens",
-    },
-    "training": {
-        "M7": "attention of d2l 1.0's Transformer, training: forward and backward",
-    },
+IN_README = {  # (kind, case), and what it is to somebody who knows the book
+    ("evaluation", "M1"): "multi-head attention, first example",
+    ("evaluation", "M5"): "attention of the first edition's Transformer",
+    ("evaluation", "A3"): "Bahdanau attention, a step",
+    ("evaluation", "M7"): "attention of d2l 1.0's Transformer",
+    ("training", "M7"): "the same, in training",
+    ("encoder", "forward"): "the whole encoder of that Transformer",
+    ("encoder", "training"): "the same, in training",
 }
 UNDATED = {"Date": None}  # the same bytes for the same figures
 OLD = 150  # commits: figures older than that are called so
@@ -62,8 +66,12 @@ def words(result):
     return f"{result['where']}: {found}{option and f', {option}'}"
 
 
-def maker_of(processor):
-    return next((maker for maker in MAKERS if maker.lower() in processor.lower()), "ARM")
+def known_as(processor):
+    return next(name for name, begins in PROCESSORS.items() if processor.startswith(begins))
+
+
+def stem(name):
+    return name.lower().replace(" ", "-")
 
 
 def summary(report, training):
@@ -92,36 +100,30 @@ def git(*words):
     return done.stdout.strip()
 
 
-def heading(maker, facts):
+def heading(name, facts):
     """Of a column: the processor, when and at which commit it was measured, and whether that is long ago."""
     since = git("rev-list", "--count", f"{facts['commit']}..HEAD")
     old = " (old)" if since.isdigit() and int(since) > OLD else ""
-    return f"{maker}, {facts['date']}, {facts['commit']}{old}"
+    return f"{name}, {facts['date']}, {facts['commit']}{old}"
 
 
-def table(known, first, wanted):
-    """A column a processor: our time, how many times longer the other takes; wanted: {kind: {case: words}}."""
-    makers = [maker for maker in MAKERS if maker in known]
-    yield f"| {first} |" + "".join(f" {heading(maker, known[maker])} |" for maker in makers)
-    yield "|---|" + "---:|" * len(makers)
-    for kind, cases in wanted.items():
-        for case, words in cases.items():
-            cells = [known[maker][kind].get(case) for maker in makers]
-            shown = (f" {microseconds(x['mha_c_us'])}, {x['times_faster']:.1f} x |" if x else " |" for x in cells)
-            yield f"| {words} |" + "".join(shown)
+def table(known, kind, cases):
+    """A column a processor: our time, how many times longer the other takes; cases: {case: words}."""
+    yield f"| {kind} |" + "".join(f" {heading(name, facts)} |" for name, facts in known.items())
+    yield "|---|" + "---:|" * len(known)
+    for case, words in cases.items():
+        cells = [facts[kind].get(case) for facts in known.values()]
+        shown = (f" {microseconds(x['mha_c_us'])}, {x['times_faster']:.1f} x |" if x else " |" for x in cells)
+        yield f"| {words} |" + "".join(shown)
     yield ""
-
-
-def for_readme(known):
-    yield from table(known, "one call", IN_README)
 
 
 def for_benchmarks(known):
     for kind, cases in (("evaluation", IN_TABLE), ("training", IN_TRAINING)):
-        facts = {case: x for maker in known.values() for case, x in maker[kind].items()}
+        facts = {case: x for each in reversed(known.values()) for case, x in each[kind].items()}
         wanted = {case: f"{words({'case': case, **facts[case]})} ({case})" for case in cases if case in facts}
-        yield from table(known, kind, {kind: wanted})
-    yield from (f"{maker}: {known[maker]['machine']}.  " for maker in MAKERS if maker in known)
+        yield from table(known, kind, wanted)
+    yield from (f"{name}: {facts['machine']}.  " for name, facts in known.items())
 
 
 def put_into(page, lines):
@@ -135,20 +137,51 @@ def microseconds(time):
     return f"{time:.1f} us" if time < 100 else f"{time:.0f} us" if time < 1e4 else f"{time / 1e3:.1f} ms"
 
 
-def main(source, training):
-    report = json.loads(Path(source).read_text())
-    results, machine = report["results"], report["machine"]
-    maker = maker_of(machine["processor"])
-    found = summary(report, json.loads(Path(training).read_text()))
-    MEASURED.mkdir(exist_ok=True)
-    (MEASURED / f"{maker.lower()}.json").write_text(json.dumps(found, indent=1) + "\n")
-    files = {name: MEASURED / f"{name.lower()}.json" for name in MAKERS}
+def main(*sources):
+    if sources:
+        report, training = (json.loads(Path(source).read_text()) for source in sources)
+        results, machine = report["results"], report["machine"]
+        name = known_as(machine["processor"])
+        file = MEASURED / f"{stem(name)}.json"
+        before = json.loads(file.read_text()) if file.exists() else {}
+        found = summary(report, training)
+        if "encoder" in before:
+            found["encoder"] = before["encoder"]
+        file.write_text(json.dumps(found, indent=1) + "\n")
+        said = f"{machine['processor']}, {machine['isa']}, torch {machine['torch'].split()[0]}"
+        bars = [(result["case"], words(result), result["ratio_min"]) for result in results]
+        chart(bars, machine["threads"], said).savefig(ROOT / "docs" / f"benchmark-{stem(name)}.svg", metadata=UNDATED)
+    files = {name: MEASURED / f"{stem(name)}.json" for name in PROCESSORS}
     known = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
-    put_into(ROOT / "README.md", for_readme(known))
     put_into(ROOT / "benchmarks" / "README.md", for_benchmarks(known))
-    said = f"{machine['processor']}, {machine['isa']}, torch {machine['torch'].split()[0]}"
-    bars = [(result["case"], words(result), result["ratio_min"]) for result in results]
-    chart(bars, machine["threads"], said).savefig(ROOT / "docs" / f"benchmark-{maker.lower()}.svg", metadata=UNDATED)
+    readme_chart(known).savefig(ROOT / "docs" / "img" / "speed.svg", metadata=UNDATED)
+
+
+def readme_chart(known):
+    """How many times faster, a bar a processor; what was not measured has none."""
+    matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 9})
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    height = 0.8 / len(known)
+    for i, (name, facts) in enumerate(known.items()):
+        for j, (kind, case) in enumerate(IN_README):
+            found = facts.get(kind, {}).get(case)
+            if found is None:
+                continue
+            ratio = found if kind == "encoder" else found["times_faster"]
+            at = j + (i - (len(known) - 1) / 2) * height
+            axes.barh(at, ratio - 1, left=1, height=0.9 * height, color=SHADES[i], label=None if j else name)
+            axes.text(ratio * 1.03, at, f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}", va="center", fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xlim(1, 22)
+    axes.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(IN_README)), list(IN_README.values()))
+    axes.set_ylim(len(IN_README) - 0.5, -0.5)
+    axes.set_xlabel("times as fast as the book's code, on one thread of a CPU")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    return figure
 
 
 def chart(bars, threads, machine):

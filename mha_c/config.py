@@ -7,6 +7,8 @@ MHA_C_NUM_THREADS    threads that one call may use; default: OMP_NUM_THREADS, or
 from __future__ import annotations
 
 import os
+import platform
+import re
 import sys
 import warnings
 from typing import Any, Optional
@@ -113,8 +115,8 @@ def show_config() -> dict[str, Any]:
     Returns
     -------
     dict
-        Keys: version, isa (the active instruction set), isas (those in the core that this CPU has), kernels (for each
-        type: numbers in a vector, rows and columns of a register tile), threads, threads_from, share_from
+        Keys: version, processor, isa (the active instruction set), isas (those in the core that this CPU has), kernels
+        (for each type: numbers in a vector, rows and columns of a register tile), threads, threads_from, share_from
         (seconds of work below which a call stays on one thread), numpy.  If torch is already imported, also torch, and
         torch_device: the kind of accelerator that torch has here, or None.
 
@@ -130,6 +132,7 @@ def show_config() -> dict[str, Any]:
     isa ...
     kernels ...
     threads ...
+    processor ...
     numpy ...
     >>> config["isa"] in config["isas"]
     True
@@ -139,6 +142,7 @@ def show_config() -> dict[str, Any]:
     share, chosen = kernels.pop("share"), (_core.get_num_threads(), _threads_chosen[1])
     config: dict[str, Any] = {
         "version": version(),
+        "processor": processor(),
         "isa": _core.isa(),
         "isas": offered,
         "kernels": kernels,
@@ -161,11 +165,21 @@ def show_config() -> dict[str, Any]:
     print(f"kernels {shapes}")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
     print(f"threads {config['threads']} ({config['threads_from']}; {least})")
+    print(f"processor {config['processor']}")
     print(f"numpy {config['numpy']}   python {sys.version.split()[0]} on {sys.platform}")
     if torch is not None:
         device = config["torch_device"] or "another device"
         print(f"torch {config['torch']} (tensors on the CPU: by the core above; on {device}: by torch's own kernels)")
     return config
+
+
+def processor() -> str:
+    """The processor's name, as the system gives it; on x86 also the numbers of its family, which say more."""
+    found = re.findall(r"^(model name|cpu family|model)[ \t]*: (.*)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    fields = dict(reversed(found))  # of the first processor
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    family = f" (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else ""
+    return f"{name}{family}"
 
 
 def version() -> str:

@@ -13,6 +13,11 @@ from .config import show_config
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .masking import masked_softmax
 
+NEXT = """from mha_c import teach
+layer, X, tokens = teach.trained()
+layer(X, X, X)
+layer.view(tokens=tokens).save("attention.html")"""
+
 __all__ = ["main"]
 __dir__ = __all__.copy  # what dir() and completion show
 
@@ -59,6 +64,7 @@ def main() -> None:
     for title, call, text in examples():
         shortest = min(timeit.repeat(call, number=1, repeat=200))
         print(f"\n--- {title}: {shortest * 1e6:.1f} us\n{text}")
+    print(f"\nWhat next?  In Python, these lines make a page of a trained layer; open it in a browser:\n\n{NEXT}")
 
 
 def _rounded(array: Any) -> str:

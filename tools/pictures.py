@@ -1,11 +1,11 @@
-"""Makes the pictures of docs/seeing.md and README.md from runs: notebooks are executed, pages shown in Chromium.
+"""Makes the pictures of docs/*.md and README.md from runs: notebooks are executed, pages shown in Chromium.
 
     python tools/pictures.py             # writes docs/img/*.png; needs what notebooks need, torch and chromium
     python tools/pictures.py playground  # those of build/playground.html alone; needs chromium
-    python tools/pictures.py seeing      # those of the code of docs/seeing.md alone
+    python tools/pictures.py pages       # those of the boxes of docs/heat-maps.md and docs/seeing.md alone
 
-The pages are those that the notebooks show, and the figures those that they draw; those of docs/seeing.md are made by
-the code above them.
+The pages are those that the notebooks show, and the figures those that they draw; those of docs/heat-maps.md and
+docs/seeing.md are made by the box above them.
 """
 
 import base64
@@ -50,15 +50,12 @@ def outputs(name):
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def written_by_the_page(folder, *files):
-    """What the first blocks of docs/seeing.md write into the folder; ends with the last of these files."""
+def written_by_the_page(page, folder, file):
+    """What the box of the page that names the file writes into the folder."""
     os.chdir(folder)
-    names = {}
-    for code in CODE.findall((ROOT / "docs" / "seeing.md").read_text(encoding="utf-8")):
-        exec(code, names)
-        if (folder / files[-1]).exists():
-            return [folder / file for file in files]
-    raise RuntimeError(f"docs/seeing.md does not write {files[-1]}")
+    (box,) = [code for code in CODE.findall((ROOT / "docs" / page).read_text(encoding="utf-8")) if file in code]
+    exec(box, {})
+    return folder / file
 
 
 def shown(browser, blob, width, hands):
@@ -122,6 +119,19 @@ def press_next(view, times):
     view.browser.run("return new Promise(done => setTimeout(done, 1500))")  # numbers move to their places
 
 
+def on_it(view):
+    """The last head, and what "it" gives to "cat": the keys move from the largest weight's cell."""
+    view.press("3")
+    view.focus(".mhac-matrix .mhac-stage")
+    for _ in range(100):
+        query, key, _ = view.pair()
+        if (query, key) == (8, 1):
+            return view.run("R.activeElement.blur()")  # without the frame of what has the focus
+        view.press(*["ArrowDown"] * (query < 8), *["ArrowUp"] * (query > 8))
+        view.press(*["ArrowRight"] * (key < 1), *["ArrowLeft"] * (key > 1))
+    raise RuntimeError("the cell of it and cat was not reached")
+
+
 def write(name, data):
     """As a PNG with a palette, which these pictures of few colours do not notice."""
     path = FOLDER / f"{name}.png"
@@ -132,16 +142,15 @@ def write(name, data):
     print(f"{path.relative_to(ROOT)}  {small.width} x {small.height}  {path.stat().st_size / 1024:.0f} KiB")
 
 
-def seeing(browser):
-    with tempfile.TemporaryDirectory() as folder:
-        view, heads, steps, tiles = written_by_the_page(
-            Path(folder), "attention.html", "heads.png", "steps.html", "tiles.html"
-        )
-        write("view", shown(browser, view.read_text(encoding="utf-8"), 1180, lambda view: None))
-        write("heads", heads.read_bytes())
-        for page in steps, tiles:
-            text = page.read_text(encoding="utf-8")
-            write(page.stem, shown(browser, text, 860, lambda view: press_next(view, 4)))
+def pages(browser):
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        view = written_by_the_page("heat-maps.md", folder, "attention.html").read_text(encoding="utf-8")
+        write("view", shown(browser, view, 900, on_it))
+        write("heads", written_by_the_page("heat-maps.md", folder, "heads.png").read_bytes())
+        for file in "steps.html", "tiles.html":
+            text = written_by_the_page("seeing.md", folder, file).read_text(encoding="utf-8")
+            write(Path(file).stem, shown(browser, text, 860, lambda view: press_next(view, 4)))
         os.chdir(ROOT)
 
 
@@ -149,12 +158,12 @@ def main():
     FOLDER.mkdir(exist_ok=True)
     browser = Browser(shutil.which("chromium"), shutil.which("chromedriver"))
     try:
-        if "seeing" not in sys.argv[1:]:
+        if "pages" not in sys.argv[1:]:
             playground(browser)
         if "playground" in sys.argv[1:]:
             return
-        seeing(browser)
-        if "seeing" in sys.argv[1:]:
+        pages(browser)
+        if "pages" in sys.argv[1:]:
             return
         figures = [data for kind, data in outputs("multihead") if kind == "image/png"]
         write("pruning", figures[3])

@@ -24,23 +24,28 @@ ROOT = Path(__file__).resolve().parents[1]
 PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the site beside index.html
 BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE = BUILT / "source", BUILT / "html"
-INSIDE = ["docs/how-it-works", "csrc/kernels/README", "CONTRIBUTING", "RELEASING", "SECURITY"]
-# For users:
-USED = "start seeing lecture porting-from-d2l colab browser scale-out"
-FIRST = [f"docs/{name}" for name in USED.split()]
+GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
+    "For users": "start colab from-d2l from-torch from-bertviz masks heat-maps check your-own-attention seeing "
+    "scale-out",
+    "For teachers": "lecture browser notebooks",
+}
+FOR_CONTRIBUTORS = ["docs/how-it-works", "csrc/kernels/README", "docs/compatibility", "docs/promises", "docs/accuracy",
+                    "benchmarks/README", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG"]  # fmt: skip
 
 
-def pages_for_users():
-    """All of docs/ that is not about the inside: those of FIRST, then the others."""
-    there = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} - {*INSIDE, "docs/index"}
-    return [page for page in FIRST if page in there] + sorted(there - set(FIRST)) + ["benchmarks/README", "CHANGELOG"]
+def grouped_pages():
+    """{title in the sidebar: pages}."""
+    there = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} - {"docs/index", *FOR_CONTRIBUTORS}
+    groups = {title: [f"docs/{name}" for name in names.split()] for title, names in GROUPS.items()}
+    groups["For users"] += sorted(there.difference(*groups.values()))
+    return groups
 
 
 PAGES = {
-    "Use": pages_for_users(),
+    **grouped_pages(),
     "Notebooks": [f"examples/notebooks/{name}" for name in notebooks.names()],
     "Reference": ["api/layers", "api/functional", "api/torch", "api/processes", "api/teaching", "api/system", "api/c"],
-    "Inside": INSIDE,
+    "For contributors": FOR_CONTRIBUTORS,
 }
 CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
 LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention GQAAttention CausalAttention KernelAttention"
@@ -64,8 +69,15 @@ NOT_OURS = "Module, MultiheadAttention, object, tuple, str, Signature, Generic, 
 # What readers search for, and the page that answers: the first hit.
 SEARCHED = {
     "how fast": "benchmarks/README", "exact": "docs/accuracy", "how exact": "docs/accuracy",
-    "see weights": "docs/seeing", "replace d2l": "docs/porting-from-d2l", "install": "docs/start",
-    "valid_lens": "docs/start", "attention weights": "docs/seeing", "gpu": "docs/colab", "playground": "docs/browser",
+    "see weights": "docs/heat-maps", "attention weights": "docs/heat-maps", "heat map": "docs/heat-maps",
+    "replace d2l": "docs/from-d2l", "install": "docs/start", "valid_lens": "docs/masks",
+    "causal mask": "docs/masks", "padding mask": "docs/masks", "attention_mask": "docs/masks",
+    "attn_mask": "docs/masks", "key_padding_mask": "docs/masks", "colab": "docs/colab", "gpu": "docs/colab",
+    "slow": "docs/your-own-attention", "my own attention": "docs/your-own-attention",
+    "which line is wrong": "docs/check", "grade": "docs/check", "batch_first": "docs/from-torch",
+    "MultiheadAttention": "docs/from-torch", "need_weights": "docs/from-torch", "bertviz": "docs/from-bertviz",
+    "transformerlens": "docs/from-bertviz", "lecture": "docs/lecture", "homework": "docs/check",
+    "playground": "docs/browser",
 }  # fmt: skip
 TAKE_ALONG = """{{download}}`This notebook as a file </files/{name}.ipynb>`, without results and with all data that it
 reads: for Jupyter, Colab or JupyterLite."""
@@ -130,6 +142,11 @@ def site_links(text, folder):
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^):#]+)\)", on_site, text)
 
 
+def with_address(text):
+    """What a reader copies has the repository's address in it, where that is known."""
+    return text.replace("ADDRESS-OF-THIS-PAGE", os.environ.get("MHA_C_REPOSITORY") or "ADDRESS-OF-THE-REPOSITORY")
+
+
 def lay_out():
     for folder in (SOURCE, SITE):
         shutil.rmtree(folder, ignore_errors=True)
@@ -148,8 +165,8 @@ def lay_out():
             text = site_links(path.read_text(encoding="utf-8"), path.parent)
             page = str(path.relative_to(SOURCE).with_suffix(""))
             words = [word for word, answer in SEARCHED.items() if answer == page]
-            index = f"```{{index}} {'; '.join(f'! {word}' for word in words)}\n```\n\n" if words else ""
-            path.write_text(index + text, encoding="utf-8")
+            index = "".join(f"```{{index}} ! {word}\n```\n\n" for word in words)  # one directive takes one main entry
+            path.write_text(index + with_address(text), encoding="utf-8")
     for path in (SOURCE / "examples" / "notebooks").glob("*.md"):
         notebook = jupytext.read(path)
         notebook.cells.remove(notebooks.install_cell(notebook))
@@ -162,7 +179,7 @@ def lay_out():
     for title, listed in PAGES.items():
         sections += [f"- **{title}**: " + ", ".join(f"{{doc}}`{page}`" for page in listed)]
         tables += ["", "```{toctree}", ":hidden:", f":caption: {title}", "", *listed, "```"]
-    opening = site_links(opening.replace("](../", "]("), SOURCE)
+    opening = with_address(site_links(opening.replace("](../", "]("), SOURCE))
     (SOURCE / "index.md").write_text(opening + "\n".join([*sections, *tables, ""]), encoding="utf-8")
     python_reference()
     c_reference()

@@ -122,8 +122,8 @@ def unpatch(module: Optional[ModuleType] = None) -> None:
 
 
 @refuses_at_the_call
-def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
-    """Run `module` and a copy of it with our attention side by side; print speed ratio and largest difference.
+def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, Any]:
+    """Run `module` and a copy of it with our attention in turns; print how much faster, and the largest difference.
 
     Parameters
     ----------
@@ -139,9 +139,10 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
     Returns
     -------
     dict
-        Keys: largest_difference (of the results, without dropout) and, in microseconds of the fastest call,
-        forward_us, forward_ours_us, training_us (forward and backward, with dropout), training_ours_us, and the
-        ratios theirs / ours forward_ratio and training_ratio.
+        Keys: largest_difference (of the results, without dropout), processor, and, as medians in microseconds,
+        forward_us, forward_ours_us, training_us (forward and backward, with dropout), training_ours_us.  The ratios
+        of the medians, theirs / ours, are forward_ratio and training_ratio; forward_range and training_range are the
+        ratios between which eight of ten turns lie.
 
     Raises
     ------

@@ -3,6 +3,7 @@
     import mha_c.teach as teach
     teach.check(my_attention)             # which line is wrong?
     teach.laws(my_attention).assert_all()  # for graders: no reference, laws alone
+    layer, X, tokens = teach.trained()    # a layer whose pictures mean something
     teach.puzzle(level=2)                 # the book's function with a line changed, to be mended
     steps = teach.steps(q, k, v, valid_lens=3, tokens="the cat sat down")
     steps.weights                         # every intermediate matrix, as NumPy
@@ -20,9 +21,10 @@ from .mistakes import add_mistake
 from .playing import LayerSteps, additive, multi_head
 from .puzzles import Puzzle, puzzle
 from .stepping import Steps, Tile, Tiles, steps, tiles
+from .trained_layer import trained
 
 __all__ = [
     "Answer", "Law", "Laws", "LayerSteps", "Puzzle", "Steps", "Tile", "Tiles", "add_mistake", "additive", "check",
-    "laws", "multi_head", "puzzle", "steps", "tiles",
+    "laws", "multi_head", "puzzle", "steps", "tiles", "trained",
 ]  # fmt: skip
 __dir__ = [*__all__, "book"].copy  # what dir() and completion show

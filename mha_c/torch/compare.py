@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .._layers_with_heads import in_eval_mode
+from ..config import processor
 from .convert import convert, is_ours
 
 
-def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, float]:
+def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, Any]:
     """Runs `module` and a converted copy on the same inputs; see mha_c.d2l.compare."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"compare takes a torch module, then its arguments; got {type(module).__name__}")
@@ -38,15 +40,17 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
     difference = _difference(theirs, ours, inputs)
     forward = _timed(_forward, (theirs, ours), inputs, seconds / 2)
     both = _timed(_training, (theirs.train(), ours.train()), inputs, seconds / 2)
-    result = {
-        "largest_difference": difference,
-        "forward_us": forward[0], "forward_ours_us": forward[1], "forward_ratio": forward[0] / forward[1],
-        "training_us": both[0], "training_ours_us": both[1], "training_ratio": both[0] / both[1],
-    }  # fmt: skip
+    result: dict[str, Any] = {"largest_difference": difference, "processor": processor()}
+    for name, times in (("forward", forward), ("training", both)):
+        result.update({f"{name}_{key}": value for key, value in times.items()})
     if show:
-        print(f"{type(module).__name__}: largest difference {difference:.1e}, threads {torch.get_num_threads()}")
-        for name, (theirs, own) in (("forward", forward), ("forward + backward", both)):
-            print(f"  {name:<20}{theirs:9.1f} us, with mha_c {own:9.1f} us: {theirs / own:.2f} times as fast")
+        threads = torch.get_num_threads()
+        print(f"{type(module).__name__} on {result['processor']}, {threads} thread{'s' * (threads > 1)}:")
+        for name, times in (("forward", forward), ("forward + backward", both)):
+            low, high = times["range"]
+            print(f"  {name:<20}{times['us']:9.1f} us, with mha_c {times['ours_us']:9.1f} us: ", end="")
+            print(f"{times['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})")
+        print(f"  largest difference  {difference:9.1e}")
     return result
 
 
@@ -75,11 +79,19 @@ def _training(module: nn.Module, inputs: Any) -> None:
     module.zero_grad(set_to_none=True)
 
 
-def _timed(call: Callable[..., None], modules: Sequence[nn.Module], inputs: Any, seconds: float) -> list[float]:
-    """Microseconds of the fastest call of each module; the modules are called in turn."""
+def _timed(call: Callable[..., None], modules: Sequence[nn.Module], inputs: Any, seconds: float) -> dict[str, Any]:
+    """Medians of the two modules' times, in microseconds, and their ratio; they are called in turn, and the range is
+    that of eight in ten turns."""
     times: list[list[float]] = [[] for _ in modules]
     end = time.perf_counter() + seconds
     while len(times[0]) < 3 or time.perf_counter() < end:
         for module, own in zip(modules, times):
             own.append(timeit.timeit(partial(call, module, inputs), number=1))
-    return [min(own) * 1e6 for own in times]
+    theirs, ours = (1e6 * np.median(own) for own in times)
+    low, high = np.percentile(np.divide(*times), [10, 90])
+    return {
+        "us": float(theirs),
+        "ours_us": float(ours),
+        "ratio": float(theirs / ours),
+        "range": (float(low), float(high)),
+    }

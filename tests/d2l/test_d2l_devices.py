@@ -152,6 +152,6 @@ def test_the_decoder_of_the_bahdanau_chapter(own, d2l, dtype, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about what it will drop one day
 def test_the_table_of_the_docs():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "porting-from-d2l.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "compatibility.md").read_text(encoding="utf-8")
     begin, end = text.index(device_features.BEGIN), text.index(device_features.END)
     assert text[begin:end].split("\n", 1)[1].strip() == device_features.ON_DEVICES.table(device_features.outcome)

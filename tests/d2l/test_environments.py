@@ -1,4 +1,4 @@
-"""The table of torches in docs/porting-from-d2l.md says of this torch what runs with it."""
+"""The table of torches in docs/compatibility.md says of this torch what runs with it."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 import torch_environments
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "porting-from-d2l.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's, about what it will drop one day

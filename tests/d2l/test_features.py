@@ -1,4 +1,4 @@
-"""The table of torch's features in docs/porting-from-d2l.md is what its command prints, and says nothing silent."""
+"""The table of torch's features in docs/compatibility.md is what its command prints, and says nothing silent."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 import needs
 import torch_features
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "porting-from-d2l.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 
 
 @pytest.fixture(scope="module")

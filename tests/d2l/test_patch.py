@@ -170,7 +170,9 @@ def test_compare(d2l, capsys):
     state = torch.get_rng_state()
     result = mha_c.d2l.compare(module, X, X, X, torch.tensor([3, 2]), seconds=0.05)
     shown = capsys.readouterr().out
-    assert "MultiHeadAttention: largest difference" in shown and "times as fast" in shown
+    assert f"MultiHeadAttention on {result['processor']}, " in shown and "largest difference" in shown
+    low, high = result["forward_range"]
+    assert f"{result['forward_ratio']:.2f} times as fast ({low:.2f} to {high:.2f})" in shown and 0 < low <= high
     assert result["largest_difference"] < 1e-6
     assert result["forward_ratio"] == result["forward_us"] / result["forward_ours_us"] > 0
     assert result["training_ratio"] == result["training_us"] / result["training_ours_us"] > 0

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import boxes as boxes_alone
 import children
 import mha_c
 import needs
@@ -22,23 +24,12 @@ PACKAGE = Path(mha_c.__file__).parent
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "benchmarks/README.md")]
 PAGES += sorted((ROOT / "docs").glob("*.md"))
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# What a page takes for granted.
-REAL_D2L = """
-import sys, types, real_d2l
-package, module = types.ModuleType("d2l"), real_d2l.load("1.0.3")
-package.torch = module
-sys.modules.update({"d2l": package, "d2l.torch": module})
-"""
 RANK_0_SPEAKS = """
 import os, sys
 if os.environ["RANK"] != "0":
     sys.stdout = open(os.devnull, "w")
 """
-GIVEN = {
-    "README.md": REAL_D2L,
-    "docs/colab.md": REAL_D2L,
-    "docs/start.md": REAL_D2L,
-    "docs/porting-from-d2l.md": REAL_D2L,
+GIVEN = {  # pages whose blocks belong together, and what they take for granted
     "docs/scale-out.md": RANK_0_SPEAKS,
     "SECURITY.md": """
 import numpy as np, mha_c, torch
@@ -60,36 +51,63 @@ def blocks(path):
     return BLOCK.findall(path.read_text(encoding="utf-8"))
 
 
-def needed(path):
+def boxes(path):
+    """[(code, what the page says it prints or None)]: a block without a language is what the one before it prints."""
+    found, listed = [], blocks(path)
+    for (language, text), (after, expected) in zip(listed, [*listed[1:], ("end", "")]):
+        if language == "python":
+            found.append((text, None if after else expected))
+    return found
+
+
+def needed(codes):
     """Skips where a page needs more than there is."""
-    code = "".join(text for language, text in blocks(path) if language == "python") + GIVEN.get(label(path), "")
-    for name in ("torch", "matplotlib", "dask"):
-        if name in code or (name == "matplotlib" and "show_heatmaps" in code):
-            needs.module(name)
-    if "real_d2l" in code:
+    for name in {name for code in codes for name in boxes_alone.named(code)}:
+        needs.module(name)
+    if any("d2l import" in code for code in codes):
         needs.d2l("1.0.3")
-    return code
 
 
-WITH_CODE = [path for path in PAGES if any(language == "python" for language, _ in blocks(path))]
+WITH_CODE = [path for path in PAGES if boxes(path)]
+TOGETHER = [path for path in WITH_CODE if label(path) in GIVEN]
+ALONE = [path for path in WITH_CODE if path not in TOGETHER]
 
 
 def test_there_are_pages_with_code():
-    assert {"README.md", "docs/porting-from-d2l.md", "docs/seeing.md"} <= set(map(label, WITH_CODE))
+    assert {"README.md", "docs/from-d2l.md", "docs/masks.md", "docs/check.md"} <= set(map(label, ALONE))
+    assert sum(len(boxes(page)) for page in ALONE) > 40
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=label)
-def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
-    """All Python of a page, one block after the other in one process; a block without a language is what it prints."""
-    needed(page)
-    code, expected = [GIVEN.get(label(page), "")], {}
-    for language, text in blocks(page):
-        if language == "python":
-            code.append(text)
-        elif not language and len(code) - 1 not in expected and len(code) > 1:
-            expected[len(code) - 1] = text
-    separated = f"\nprint({NEXT!r})\n".join(code)
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="boxes are run by fork")
+@pytest.mark.parametrize("page", ALONE, ids=label)
+def test_each_box_pasted_alone_in_an_empty_folder_prints_what_the_page_says(page, tmp_path):
+    """In an environment with what the box names: torch, d2l, matplotlib.  `...` ends what is only begun."""
+    codes, expected = zip(*boxes(page))
+    needed(codes)
     here = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests" / "support")])
+    (tmp_path / "boxes.json").write_text(json.dumps(codes), encoding="utf-8")
+    program = ROOT / "tests" / "support" / "boxes.py"
+    done = children.python("-W", "error", program, tmp_path / "boxes.json", MPLBACKEND="agg", PYTHONPATH=here)
+    for code, wanted, (status, said) in zip(codes, expected, json.loads(done.stdout)):
+        assert status == 0, f"{code}\n{said}"
+        if wanted is not None and wanted.endswith("\n...\n"):
+            assert said.startswith(wanted[: -len("...\n")]), code
+        elif wanted is not None:
+            assert said == wanted, code
+
+
+@pytest.mark.parametrize("page", ALONE, ids=label)
+def test_lines_of_a_box_fit_a_projector(page):
+    wide = [line for language, text in blocks(page) if language == "python" for line in text.splitlines()]
+    assert [line for line in wide if len(line) > 88] == []
+
+
+@pytest.mark.parametrize("page", TOGETHER, ids=label)
+def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
+    """All Python of a page, one block after the other in one process."""
+    codes, expected = zip(*boxes(page))
+    needed([*codes, GIVEN[label(page)]])
+    separated = f"\nprint({NEXT!r})\n".join([GIVEN[label(page)], *codes])
     command = ["-W", "error", "-c", separated]
     if label(page) == TORCHRUN:
         program = tmp_path / "page.py"
@@ -97,9 +115,9 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
     folder = tmp_path / "empty"
     folder.mkdir()
-    done = children.python(*command, cwd=folder, MPLBACKEND="agg", PYTHONPATH=here)
-    printed = done.stdout.replace("real_d2l_1_0_3", "d2l.torch").split(NEXT + "\n")
-    assert {i: printed[i] for i in expected} == expected
+    _, *printed = children.python(*command, cwd=folder).stdout.split(NEXT + "\n")
+    assert [said for said, wanted in zip(printed, expected) if wanted not in (None, said)] == []
+    assert len(printed) == len(codes)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
@@ -162,8 +180,8 @@ def test_no_page_promises_what_is_not_there():
 
 
 def test_the_lines_that_install_from_a_clone_end_with_the_package_that_was_installed(tmp_path):
-    """What the README has behind `pip install .`, in a folder whose own mha_c has no core."""
-    (lines,) = [text for language, text in blocks(ROOT / "README.md") if text.startswith("pip install .")]
+    """What the page has behind `pip install .`, in a folder whose own mha_c has no core."""
+    (lines,) = [text for language, text in blocks(ROOT / "docs" / "start.md") if text.startswith("pip install .")]
     clone = tmp_path / "clone"
     shutil.copytree(PACKAGE, clone / "mha_c", ignore=shutil.ignore_patterns("*.so", "*.pyd", "__pycache__"))
     behind = lines.partition("\n")[2].replace("python ", f"{shlex.quote(sys.executable)} ")

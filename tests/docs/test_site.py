@@ -81,10 +81,10 @@ def test_all_pages_for_users_are_on_the_site_and_its_index_leads_to_them(site):
             if path.name != "index.md":
                 assert (site / there / f"{path.stem}.html").is_file(), path
                 assert f"{there}/{path.stem}.html" in body, path
-    assert body.count("<h2") >= 4 and "<img" in body
+    assert body.count("<img") >= 2 and body.count("<table") >= 2
     titles = re.findall(r'class="toctree-l1[^>]*><a[^>]*>([^<]+)<', index)
     assert len(titles) == len(set(titles)) > 20
-    assert titles[0] == "Getting started"
+    assert titles[0] == "Start"
 
 
 def test_the_playground_is_in_every_menu(site):
@@ -115,8 +115,9 @@ if (box && box.left < innerWidth && box.right > innerWidth + 1) wide.push("On th
 return wide.concat([...document.querySelectorAll("article table, article img")]
     .filter(box => box.getBoundingClientRect().right > innerWidth + 1).map(box => box.textContent.slice(0, 80)));
 """
-LOOKED_AT = ["index", "api/layers", "api/torch", "examples/notebooks/scoring", "docs/porting-from-d2l", "docs/seeing",
-             "docs/start", "benchmarks/README", "examples/notebooks/long_sequences", "CONTRIBUTING"]  # fmt: skip
+LOOKED_AT = ["index", "api/layers", "api/torch", "examples/notebooks/scoring", "docs/from-d2l", "docs/heat-maps",
+             "docs/masks", "docs/start", "benchmarks/README", "examples/notebooks/long_sequences",
+             "CONTRIBUTING"]  # fmt: skip
 
 
 def test_formulas_need_no_script_and_no_network(site):

@@ -1,4 +1,4 @@
-"""What runs with each torch: the table of docs/porting-from-d2l.md, a column a version of tools/torches.txt.
+"""What runs with each torch: the table of docs/compatibility.md, a column a version of tools/torches.txt.
 
     python tests/support/torch_environments.py        prints the column of the torch that it finds
 

@@ -1,4 +1,4 @@
-"""What torch can be asked to do with a module, on d2l's and on ours: the table of docs/porting-from-d2l.md.
+"""What torch can be asked to do with a module, on d2l's and on ours: the table of docs/compatibility.md.
 
     python tests/support/torch_features.py        prints it
 

@@ -46,9 +46,9 @@ def test_show_config(capsys):
     assert config["isas"] == OFFERED and config["isa"] in OFFERED
     assert config["threads"] == mha_c.get_num_threads() and config["threads_from"]
     assert ("torch" in config) == ("torch" in sys.modules)
-    for name in ("version", "isa", "threads", "threads_from", "numpy"):
+    for name in ("version", "processor", "isa", "threads", "threads_from", "numpy"):
         assert str(config[name]) in text
-    assert len(text.splitlines()) == 5 + ("torch" in config)
+    assert len(text.splitlines()) == 6 + ("torch" in config)
 
 
 def test_version():
@@ -383,8 +383,12 @@ def test_python_m_mha_c_prints_the_configuration():
     assert re.match(r"mha_c \S+ in .*\nisa \w+ \(", out) and "threads" in out and "numpy" in out
 
 
-def test_demo_prints_what_the_book_prints():
+def test_demo_prints_what_the_book_prints_and_ends_with_lines_that_work(tmp_path):
     out = python("-m", "mha_c", "demo").stdout
+    next_lines = out.rpartition("\n\n")[2]
+    assert next_lines.count("\n") >= 4
+    python("-W", "error", "-c", next_lines, cwd=tmp_path)
+    assert "What next?" in out and "mhac" in (tmp_path / "attention.html").read_text(encoding="utf-8")
     for text in (
         "[[[ 2.  3.  4.  5.]]",
         "[[10. 11. 12. 13.]]]",

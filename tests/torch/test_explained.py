@@ -84,7 +84,7 @@ def test_cost_says_why_it_has_no_counts():
 
 
 def test_torch_does_the_projections_where_one_has_a_hook(monkeypatch):
-    """The switch of docs/porting-from-d2l.md: our attention stands between them, as in a whole call."""
+    """The switch of docs/compatibility.md: our attention stands between them, as in a whole call."""
     layer, x = layers()["multi-head"], torch.randn(2, 4, 12)
     found, seen = [], []
     before = core.layer_forward
