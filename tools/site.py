@@ -26,11 +26,11 @@ BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE = BUILT / "source", BUILT / "html"
 GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
     "For users": "start colab from-d2l from-torch from-bertviz masks heat-maps check your-own-attention seeing "
-    "scale-out",
+    "command scale-out",
     "For teachers": "lecture browser notebooks",
 }
-FOR_CONTRIBUTORS = ["docs/how-it-works", "csrc/kernels/README", "docs/compatibility", "docs/promises", "docs/accuracy",
-                    "benchmarks/README", "CONTRIBUTING", "RELEASING", "SECURITY", "CHANGELOG"]  # fmt: skip
+FOR_CONTRIBUTORS = """docs/how-it-works docs/attention-in-c csrc/kernels/README docs/compatibility docs/promises
+docs/accuracy benchmarks/README CONTRIBUTING RELEASING SECURITY CHANGELOG""".split()
 
 
 def grouped_pages():
