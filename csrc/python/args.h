@@ -237,7 +237,8 @@ typedef struct {
     size_t per_batch; /* 1, or the number of queries */
 } mha_py_lengths;
 
-void mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths);
+void mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, npy_intp keys,
+                         mha_py_lengths *lengths);
 mha_visibility mha_py_visibility(const mha_py_lengths *lengths);
 
 /* --- The arguments of attention: args_attention.c ----------------------------------------- */

@@ -152,7 +152,8 @@ take_restrictions(mha_py_call *call, PyObject *const *values, mha_py_attention *
     mha_attention_args *args = &attention->args;
     const mha_py_array *q = &attention->q;
 
-    mha_py_take_lengths(call, values[LENS], q->shape[0], q->shape[q->rank - 2], &attention->lengths);
+    mha_py_take_lengths(call, values[LENS], q->shape[0], q->shape[q->rank - 2], attention->scores[q->rank - 1],
+                        &attention->lengths);
     args->visible.valid_lens = attention->lengths.data;
     args->visible.lens_per_batch = attention->lengths.per_batch;
     args->keep_mask = mha_py_broadcast(call, &attention->keep_mask, q->rank, attention->scores);

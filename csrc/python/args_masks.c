@@ -119,24 +119,33 @@ snapshot(mha_py_call *call, PyArrayObject *array)
     return (PyArrayObject *)mha_py_own(call, lengths);
 }
 
-/* A length below 0 counts as 0: allowed, and most often a mistake.  core_refusals.py warns, once a process. */
+/*
+ * Lengths that are allowed, and most often a mistake: one below 0, which counts as 0; and a mask of 0 and 1 for each
+ * key, as tokenizers give it, where there are as many queries as keys.  core_refusals.py warns, once a process.
+ */
 static void
-warn_if_negative(mha_py_call *call, const int64_t *lengths, npy_intp n)
+warn_of_odd(mha_py_call *call, const int64_t *lengths, npy_intp n, int may_be_mask)
 {
-    static int warned; /* a race warns twice */
-    int64_t least = 0;
+    static int warned_of_negative, warned_of_mask; /* a race warns twice */
+    int64_t least = 0, most = 0;
 
     for (npy_intp i = 0; i < n; i++) {
         least = lengths[i] < least ? lengths[i] : least;
+        most = lengths[i] > most ? lengths[i] : most;
     }
-    if (least < 0 && !warned) {
-        warned = 1;
+    if (least < 0 && !warned_of_negative) {
+        warned_of_negative = 1;
         Py_XDECREF(mha_py_ask(call, "negative_length", "(L)", (long long)least));
+    }
+    if (may_be_mask && least == 0 && most == 1 && !warned_of_mask) {
+        warned_of_mask = 1;
+        Py_XDECREF(mha_py_ask(call, "mask_as_lengths", "()"));
     }
 }
 
 void
-mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, mha_py_lengths *lengths)
+mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, npy_intp keys,
+                    mha_py_lengths *lengths)
 {
     PyArrayObject *array = (PyArrayObject *)(!call->failed && mha_py_given(value) ? mha_py_viewed(call, value) : NULL);
     int rank;
@@ -160,7 +169,7 @@ mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp
     lengths->array = array;
     lengths->data = PyArray_DATA(array);
     lengths->per_batch = rank == 1 ? 1 : (size_t)queries;
-    warn_if_negative(call, lengths->data, PyArray_SIZE(array));
+    warn_of_odd(call, lengths->data, PyArray_SIZE(array), rank == 2 && queries == keys && keys > 1);
 }
 
 mha_visibility

@@ -235,7 +235,7 @@ py_masked_softmax(mha_py_call *call, PyObject *const *values)
 
     mha_py_take(call, values[0], "X", MHA_PY_DENSE, NULL, &x);
     mha_py_need_rank(call, &x, 3, "(B, Q, K)");
-    mha_py_take_lengths(call, values[1], x.shape[0], x.shape[1], &lengths);
+    mha_py_take_lengths(call, values[1], x.shape[0], x.shape[1], x.shape[2], &lengths);
     const mha_empty empty_rows = mha_py_empty_rows(call, values[2]);
     mha_py_new_result(call, "the output", 3, x.shape, x.type, &out);
     if (call->failed) {

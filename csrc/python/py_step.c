@@ -31,7 +31,7 @@ take_counts(mha_py_call *call, PyObject *value, const char *name, npy_intp batch
         to->numbers = &to->number;
         return;
     }
-    mha_py_take_lengths(call, value, batch, 1, &each);
+    mha_py_take_lengths(call, value, batch, 1, 0, &each);
     if (!call->failed && each.data == NULL) {
         mha_py_type_error(call, value, name, "a whole number or an array of int64");
     }

@@ -34,6 +34,8 @@ def kind(value: Any, name: str, expected: str) -> NoReturn:
 def dtype(array: Array, name: str, like: Optional[Array], like_name: Optional[str]) -> NoReturn:
     if array.dtype.kind in "US":
         raise TypeError(scalars.words(name))
+    if array.dtype.kind in "iu" and scalars.tokens(name, array.dtype, array.shape):
+        raise TypeError(scalars.tokens(name, array.dtype, array.shape))
     if array.dtype.type not in (np.float32, np.float64):
         numbers = array.dtype.kind in "biuf"
         advice = f": convert it, for example np.asarray({name}, np.float32)" if numbers else ""  # perhaps a list
@@ -103,12 +105,24 @@ def lengths(array: Array, batch: int, queries: int) -> Exception:
 
 
 def negative_length(length: int) -> bool:
-    """Warn that lengths below 0 count as 0, in the caller's line."""
+    """Warn that lengths below 0 count as 0."""
+    return _warned(f"valid_lens has a length of {length}: lengths below 0 count as 0 (said once)")
+
+
+def mask_as_lengths() -> bool:
+    """Warn that a mask of 0 and 1, which has the shape of lengths, is taken for lengths."""
+    return _warned(
+        "valid_lens of shape (B, Q), here as large as (B, K), holds only 0 and 1: it says that no query sees more than "
+        "the first key.  If it is a mask with 1 for each key that counts, write valid_lens=mask.sum(-1) (said once)"
+    )
+
+
+def _warned(text: str) -> bool:
+    """True, after a warning in the caller's line."""
     frame: Any = sys._getframe()
     depth = 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("mha_c", "torch"):
         frame, depth = frame.f_back, depth + 1
-    text = f"valid_lens has a length of {length}: lengths below 0 count as 0 (said once)"
     warnings.warn(text, UserWarning, stacklevel=depth)
     return True
 

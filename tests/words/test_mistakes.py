@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import children
 import mha_c
 import mha_c.d2l
 import needs
@@ -451,23 +450,3 @@ def test_lengths_that_torch_cannot_read_are_refused_in_our_words(lengths):
     with pytest.raises((TypeError, ValueError), match=r"^valid_lens ") as caught:
         mha_c.torch.MultiHeadAttention(8, 2, 0.1)(T, T, T, lengths)
     assert len(frames_of_the_package(caught.value)) == 1
-
-
-NEGATIVE = """
-import warnings
-import numpy as np, mha_c
-X = np.ones((2, 3, 8), np.float32)
-layer = mha_c.MultiHeadAttention(8, 2, 0.0)
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    layer(X, X, X, {lens})
-    layer(X, X, X, {lens})
-print([str(one.message) for one in seen], {{one.filename for one in seen}})
-"""
-
-
-@pytest.mark.parametrize("lens", ["[-1, 3]", "np.array([-1, 3])", "[0, 9]"])
-def test_a_length_below_0_warns_once_in_the_callers_line(lens):
-    done = children.python("-c", NEGATIVE.format(lens=lens))
-    said = "['valid_lens has a length of -1: lengths below 0 count as 0 (said once)'] {'<string>'}"
-    assert done.stdout.strip() == (said if "-1" in lens else "[] set()")

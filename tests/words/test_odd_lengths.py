@@ -1,0 +1,59 @@
+"""Lengths that are allowed, and most often a mistake: a warning in the caller's line, once a process."""
+
+import pytest
+
+import children
+import needs
+
+NEGATIVE = """
+import warnings
+import numpy as np, mha_c
+X = np.ones((2, 3, 8), np.float32)
+layer = mha_c.MultiHeadAttention(8, 2, 0.0)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    layer(X, X, X, {lens})
+    layer(X, X, X, {lens})
+print([str(one.message) for one in seen], {{one.filename for one in seen}})
+"""
+
+
+MASK = """
+import warnings
+import numpy as np, mha_c
+from mha_c import functional
+X, mask = np.ones((2, 3, 8), np.float32), np.array({mask})
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for call in {calls}:
+        call(X, X, X, mask)
+        call(X, X, X, mask)
+print(*[str(one.message) for one in seen], {{one.filename for one in seen}})
+"""
+CALLS_WITH_MASKS = {
+    "layer": "[mha_c.MultiHeadAttention(8, 2, 0.0)]",
+    "function": "[functional.dot_product_attention]",
+    "masked_softmax": "[lambda x, _, __, mask: mha_c.masked_softmax(x[..., :3], mask)]",
+    "torch": "[lambda *given: layer(*map(torch.tensor, given)) for torch in [__import__('torch')]"
+    " for layer in [__import__('mha_c.torch').torch.DotProductAttention(0.0)]]",
+}
+
+
+@pytest.mark.parametrize("call", CALLS_WITH_MASKS)
+@pytest.mark.parametrize("mask, warns", [
+    ([[1, 1, 0], [1, 0, 0]], True), ([[1, 1, 1], [1, 1, 1]], True), ([[0, 0, 0], [0, 0, 0]], False),
+    ([[1, 2, 0], [1, 0, 0]], False), ([1, 1], False),
+])  # fmt: skip
+def test_a_mask_in_the_place_of_lengths_warns_once(call, mask, warns):
+    if call == "torch":
+        needs.module("torch")
+    done = children.python("-c", MASK.format(mask=mask, calls=CALLS_WITH_MASKS[call]))
+    assert ("write valid_lens=mask.sum(-1) (said once) {'<string>'}" in done.stdout) == warns, done.stdout + done.stderr
+    assert done.stdout.count("said once") == warns
+
+
+@pytest.mark.parametrize("lens", ["[-1, 3]", "np.array([-1, 3])", "[0, 9]"])
+def test_a_length_below_0_warns_once_in_the_callers_line(lens):
+    done = children.python("-c", NEGATIVE.format(lens=lens))
+    said = "['valid_lens has a length of -1: lengths below 0 count as 0 (said once)'] {'<string>'}"
+    assert done.stdout.strip() == (said if "-1" in lens else "[] set()")
