@@ -9,7 +9,7 @@ import numpy as np
 
 from ._arguments.calls import refuses_at_the_call
 from ._head_tables import HeadTable
-from ._summary import Given, Piece, entropy_of
+from ._summary import NOTHING_SEEN, Given, Piece, entropy_of
 from .errors import ShapeError
 from .viz.sources import collect, on_cpu
 
@@ -128,7 +128,7 @@ def _layers(source: Any) -> list[tuple[str, Any]]:
         names = [f"{name} (call {i})" if name in twice else name for i, name in enumerate(names)]
         return [(name, call._made_of.source()) for name, call in zip(names, calls)]
     if hasattr(source, "calls") and not calls:
-        raise TypeError("no call of attention was seen: call the model inside `with mha_c.torch.watch() as seen:`")
+        raise TypeError(NOTHING_SEEN)
     return [(layer.name, Given(layer.weights)) for layer in collect(source)]
 
 

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 # keys would have fewer than the 48 queries of a tile for each of two threads.
 PIECE = 1 << 21
 
+NOTHING_SEEN = (  # by `watch`
+    "no call of attention was seen: call the model inside `with mha_c.torch.watch() as seen:`.  If it was called, "
+    "it computes its own softmax, or is compiled, which watch does not see: mha_c.torch.convert(model) may know its "
+    "classes, and mha_c.viz.view(weights) shows weights that it returns"
+)
+
 
 class WeightsSummary(NamedTuple):
     """What `weights_summary` returns.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ShapeError
-from .scalars import INPUTS, words
+from .scalars import INPUTS, tokens, words
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -148,7 +148,8 @@ def parameter_array(value: Any, name: str) -> Array:
 def floats(array: Array, name: str) -> Array:
     """The array, after a check of its type; for arrays that the core does not see under this name."""
     if array.dtype.type not in (np.float32, np.float64):
-        raise TypeError(f"{name} must be float32 or float64, got {array.dtype}")
+        embed = tokens(name, array.dtype, array.shape) if array.dtype.kind in "iu" else None
+        raise TypeError(embed or f"{name} must be float32 or float64, got {array.dtype}")
     return array
 
 

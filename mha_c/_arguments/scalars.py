@@ -190,3 +190,13 @@ def words(name: str) -> str:
         f"{text}: attention takes a vector for each word, for example from an embedding; the words themselves go to "
         f"view(tokens=...)"
     )
+
+
+def tokens(name: str, dtype: Any, shape: tuple[int, ...]) -> Optional[str]:
+    """The error for numbers of tokens in the place of their vectors; None if whole numbers of this shape are none."""
+    if name not in INPUTS or len(shape) != 2:
+        return None
+    return (
+        f"{name} has shape {tuple(shape)} and dtype {dtype}, as numbers of tokens have: embed them first "
+        f"(torch.nn.Embedding, or table[{name}]); attention takes a vector for each, (B, T, features)"
+    )

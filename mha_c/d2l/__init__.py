@@ -92,6 +92,8 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
         _wait_no_longer()
         sys.meta_path.insert(0, _OnImport(modules))
         print(f"mha_c will replace the attention classes of {D2L} once it is imported")
+        for name in _others_with_classes():
+            print(f"{name} has classes of these names: import {name}; mha_c.d2l.patch({name}) replaces them now")
     else:
         modules += _replace(sys.modules[D2L] if module is None else module)
     return Patched(modules)
@@ -204,6 +206,17 @@ def _replace(module: ModuleType) -> list[ModuleType]:
     for line in _not_reached(book):
         print(line)
     return [module]
+
+
+def _others_with_classes() -> list[str]:
+    """The modules that define classes of d2l's names, as a copy of d2l's file in a program's own folder does."""
+    if "torch" not in sys.modules:  # needed for such classes, and imported here by no patch of nothing
+        return []
+    from ._classes import CLASSES, is_own
+
+    modules = {id(module): module for module in list(sys.modules.values()) if isinstance(module, ModuleType)}
+    others = [x for x in modules.values() if x.__name__ != "__main__" and x.__name__.partition(".")[0] != "mha_c"]
+    return [x.__name__ for x in others if sum(is_own(vars(x).get(name), x) for name in CLASSES) > 1]
 
 
 def _not_reached(book: Book) -> Iterator[str]:

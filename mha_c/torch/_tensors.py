@@ -16,7 +16,7 @@ from torch import Tensor
 from .. import _core
 from .._arguments.arrays import nested, to_lengths
 from .._arguments.core_refusals import bool_bias
-from .._arguments.scalars import words
+from .._arguments.scalars import tokens, words
 from ._private import (
     FakeTensor,
     autocast_type,
@@ -147,6 +147,10 @@ def check_inputs(**named: Any) -> None:
             bool_bias(name)
         if value.layout is not torch.strided or not value.is_floating_point():
             dense = value.layout is torch.strided
+            whole = dense and not (value.is_complex() or value.is_floating_point() or value.dtype is torch.bool)
+            embed = tokens(name, value.dtype, tuple(value.shape)) if whole else None
+            if embed is not None:
+                raise TypeError(embed)
             got, write = (value.dtype, "float") if dense else (value.layout, "to_dense")
             raise TypeError(
                 f"{name} must be a dense tensor of float32, float64, bfloat16 or float16, got {got}: write "

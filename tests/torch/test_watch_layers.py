@@ -1,6 +1,7 @@
 """mha_c.torch.watch: calls of our layers, of our functions and of the book's own classes."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -87,3 +88,49 @@ def test_the_books_own_classes(d2l):
     torch.testing.assert_close(seen.calls[0].weights, inner.reshape(2, 2, 5, 5).detach(), rtol=0, atol=0)
     torch.testing.assert_close(seen.calls[1].weights[:, 0], one.attention_weights, rtol=0, atol=0)
     assert "__call__" not in vars(d2l.MultiHeadAttention)
+
+
+class WithHeads(nn.Module):
+    """Of the book's name, with heads in its own `forward`, and no child called attention."""
+
+    def __init__(self, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+
+    def forward(self, x, folds):
+        batch, rows, _ = x.shape
+        q = x.reshape(batch, rows, self.num_heads, -1).transpose(1, 2)
+        weights = torch.softmax(q @ q.transpose(2, 3), -1)
+        self.attention_weights = weights.flatten(0, 1) if folds else weights.mean(1)
+        return (weights @ q).transpose(1, 2).flatten(2)
+
+
+def test_heads_of_a_class_that_computes_them_itself():
+    kind = type("MultiHeadAttention", (WithHeads,), {})
+    x = torch.randn(3, 4, 8)
+    for folds, heads in ((True, 2), (False, 1)):
+        model = kind(2)
+        with mt.watch(model) as seen:
+            model(x, folds)
+        assert seen.calls[0].weights.shape == (3, heads, 4, 4)
+        torch.testing.assert_close(seen.calls[0].weights.flatten(0, 1), model.attention_weights)
+
+
+def test_the_padding_mask_of_a_call():
+    model, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 4, 8)
+    padding = torch.tensor([[False, False, False, True], [False, False, True, True]])
+    with mt.watch(model) as seen:
+        model(x, x, x)
+        model(x, x, x, key_padding_mask=padding)
+        model(x, x, x, key_padding_mask=padding, attn_mask=torch.zeros(4, 4, dtype=torch.bool))
+    assert seen.calls[0].mask is None and seen.calls[2].mask.shape == (4, 4)
+    assert torch.equal(seen.calls[1].mask == -torch.inf, padding) and "mask" in repr(seen.calls[1])
+
+
+def test_a_model_with_a_softmax_of_its_own_is_told_what_to_do():
+    with mt.watch() as seen:
+        torch.softmax(torch.randn(2, 3, 3), -1)
+    for ask, error in ((seen.view, ValueError), (seen.playground, ValueError), (lambda: seen[0], IndexError)):
+        with pytest.raises(error, match=r"computes its own softmax.*convert\(model\).*view\(weights\)"):
+            ask()
+    assert "convert(model)" in repr(seen)

@@ -164,7 +164,9 @@ def multi_head_attention_forward(note: Note, by_core: bool, function: Any, *args
         with torch.no_grad():
             call.project(values=False)
     operands = Operands.of(call.q, call.k, None, call.keep, call.bias)
-    note("MultiheadAttention", operands, bool(given.get("is_causal")), given.get("attn_mask"))
+    mask = given.get("attn_mask")
+    mask = given.get("key_padding_mask") if mask is None else mask
+    note("MultiheadAttention", operands, bool(given.get("is_causal")), mask)
     return found
 
 

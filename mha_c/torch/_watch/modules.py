@@ -35,8 +35,8 @@ def _all_classes() -> set[type[nn.Module]]:
     return met
 
 
-def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
-    """What determines the weights of the module's last call; None where it has kept none."""
+def made_of(module: Any, batch: Optional[int] = None) -> Optional[Union[Operands, Weights]]:
+    """What determines the weights of the module's last call, of so many items; None where it has kept none."""
     if isinstance(module, OURS):
         return _of_ours(module)
     inner = getattr(module, "attention", None)
@@ -45,7 +45,11 @@ def made_of(module: Any) -> Optional[Union[Operands, Weights]]:
         found = inner.__dict__.get("attention_weights", inner if isinstance(inner, AttentionModule) else None)
         if found is inner:
             return _of_ours(inner, _heads(module))
-    return _with_heads(found, _heads(module))
+    heads = _heads(module)
+    if heads is None and isinstance(found, Tensor) and found.dim() == 3 and batch:
+        many = getattr(module, "num_heads", None)  # the class computes them itself, and has a row for each head
+        heads = many if isinstance(many, int) and found.shape[0] == batch * many else None
+    return _with_heads(found, heads)
 
 
 def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operands, Weights]]:

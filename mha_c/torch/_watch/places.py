@@ -153,7 +153,8 @@ def _noting_call(call: Any) -> Any:
             return call(self, *args, **options)
         before = [len(one.seen.calls) for one in _local.watching]
         out = call(self, *args, **options)
-        made_of = modules.made_of(self)
+        given = (x for x in (*args, *options.values()) if isinstance(x, torch.Tensor) and x.dim())
+        made_of = modules.made_of(self, next((len(x) for x in given), None))
         if made_of is not None:
             for one, n in zip(_local.watching, before):
                 del one.seen.calls[n:]

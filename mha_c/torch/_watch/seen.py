@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._arguments import scalars
-from ..._summary import summarize
+from ..._summary import NOTHING_SEEN, summarize
 from .operands import Operands, Weights
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class Call:
     causal : bool or str
         False; True: query i sees keys 0..i; or the corner, as in mha_c.functional.
     mask : Tensor or None
-        The mask of the call as it was given: bool, or float, which is added to the scores.
+        The mask of the call as it was given: bool, or float, which is added to the scores.  Of a MultiheadAttention
+        without attn_mask its key_padding_mask (B, K), which it makes floats of.
     valid_lens : Tensor or None
         The lengths of the call.
     """
@@ -176,7 +177,7 @@ class Seen:
             If there is no such call.
         """
         if not self.calls:
-            raise ValueError("no call of attention was seen: call the model inside `with mha_c.torch.watch() as seen:`")
+            raise ValueError(NOTHING_SEEN)
         if call is None and len(self.calls) > 1:
             from ...viz import view
 
@@ -210,7 +211,7 @@ class Seen:
             If playground.html is not found: the message says how to get it.
         """
         if not self.calls:
-            raise ValueError("no call of attention was seen: call the model inside `with mha_c.torch.watch() as seen:`")
+            raise ValueError(NOTHING_SEEN)
         return self._call(call).playground(tokens, **options)
 
     def _call(self, call: Any) -> Call:
@@ -228,8 +229,12 @@ class Seen:
         return iter(self.calls)
 
     def __getitem__(self, number: int) -> Call:
+        if not self.calls:
+            raise IndexError(NOTHING_SEEN)
         return self.calls[number]
 
     def __repr__(self) -> str:
+        if not self.calls:
+            return NOTHING_SEEN
         lines = [f"{len(self.calls)} calls of attention", *(f"{i:4} {call!r}" for i, call in enumerate(self.calls))]
         return "\n".join(lines)
