@@ -270,9 +270,20 @@ MHA_MUST_CHECK mha_status mha_linear_forward(mha_dtype dtype, const mha_linear *
 double mha_linear_work(const mha_linear *linear, size_t batch, size_t rows);
 
 /*
+ * Rotary positions: features 2i and 2i + 1 of each head of row t of item b are turned by the angle whose cosine and
+ * sine are number b * batch_stride + t * pairs + i.  cos NULL: nothing is turned.
+ */
+typedef struct {
+    const void *cos, *sin;
+    size_t pairs;           /* of a head */
+    ptrdiff_t batch_stride; /* 0: the same angles for all items */
+} mha_turn;
+
+/*
  * The cache of a decoder is dense (batch, room, out_features), and has before[b * before_step] rows of item b already.
  * mha_linear_append projects the first counts[b * counts_step] of the item's `rows` new rows of x (without a projection
- * it copies them) and writes them after those.  A step is 1, or 0: one count for all items.  There must be room.
+ * it copies them), turns them, and writes them after those.  A step is 1, or 0: one count for all items.  There must be
+ * room.
  */
 typedef struct {
     mha_dtype dtype;
@@ -283,6 +294,7 @@ typedef struct {
     size_t room;
     const int64_t *before, *counts;
     size_t before_step, counts_step;
+    mha_turn turn; /* of the new rows */
 } mha_append;
 
 MHA_MUST_CHECK mha_status mha_linear_append(const mha_append *append);
@@ -311,8 +323,10 @@ MHA_MUST_CHECK mha_status mha_linear_backward(const mha_linear_grads *grads);
  * MultiHeadAttention has all four projections; AdditiveAttention has W_q, W_k and
  * additive_weights; DotProductAttention has none.  queries (B,Q,.), keys (B,K,.), values (B,K,.);
  * out (B,Q,W_o.out_features) dense.  Head h is columns h*D .. (h+1)*D of the projected
- * features.  Of each item, only the smallest interval of rows of keys and values that holds all visible
- * ones is read and projected (under MHA_EMPTY_UNIFORM, all values of an item with an empty row are).
+ * features; keys and values have kv_heads heads, which query heads share as in mha_attention_forward.  W_q queries are
+ * turned by query_turn; keys come as they are to be scored.  Of each item, only the smallest interval of rows of keys
+ * and values that holds all visible ones is read and projected (under MHA_EMPTY_UNIFORM, all values of an item with an
+ * empty row are).
  *
  * Optional outputs, NULL or dense:
  *   q_projected (B,Q,W_q.out_features), k_projected, v_projected (B,K,.): only where there is a projection;
@@ -322,9 +336,11 @@ MHA_MUST_CHECK mha_status mha_linear_backward(const mha_linear_grads *grads);
 typedef struct {
     mha_dtype dtype;
     size_t batch, queries, keys, num_heads;
+    size_t kv_heads; /* 0: num_heads */
     size_t query_size, key_size, value_size;
     mha_operand query_rows, key_rows, value_rows; /* head_stride is not read */
     mha_linear W_q, W_k, W_v, W_o;
+    mha_turn query_turn; /* needs W_q */
     const void *additive_weights;
     mha_visibility visible;
     mha_empty empty_rows;
@@ -346,7 +362,8 @@ double mha_layer_work(const mha_layer_args *args);
  * row-major dense.  Everything that is not NULL is overwritten.  grad_inputs are the gradients of queries, keys
  * and values; their rows are dense, head_stride is not read.  Inputs that are one array may share one gradient,
  * with the same strides: their gradients are summed in it.  Rows of keys and values that no query sees get
- * gradient 0 and add nothing to other gradients.
+ * gradient 0 and add nothing to other gradients.  Not for layers whose heads share keys, or that turn queries:
+ * MHA_ERR_ARG.
  */
 typedef struct {
     const mha_layer_args *forward;

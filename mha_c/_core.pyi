@@ -97,10 +97,12 @@ def layer_step(
     before: Union[int, _Array],  # how many rows each item has: one number, or (B,) int64
     counts: Union[int, _Array],  # how many of its n new rows count
     longest: int,  # how many the longest item has then
+    turn: Optional[Tuple[_Array, _Array]] = None,  # cosines and sines of rotary positions (n, D/2) or (B, n, D/2)
     /,
 ) -> Tuple[_Array, _Kept]:
     """One call of a decoder: W_k keys and W_v values go behind the rows in the cache, and the queries attend to the
-    first `longest` of them.  (out, kept) as from layer_forward."""
+    first `longest` of them.  (out, kept) as from layer_forward.  num_heads may be (of queries, of keys and values):
+    query head h uses key head h // (their ratio).  `turn` rotates the projected queries and the new rows of keys."""
 
 def attention_weights(
     q: _Array,  # (B, H, Q, D)

@@ -11,17 +11,21 @@ from ._arguments import calls, scalars
 from ._arguments.arrays import check_features, floats, gradient_like, like_input, of_one_type, to_arrays
 from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
-from ._arguments.options import check_causal, core_options
-from ._core import attention_backward, attention_forward, linear, linear_backward
-from ._layer.module import Layer
+from ._arguments.options import check_causal, check_causal_steps, core_options
+from ._core import attention_backward, attention_forward, isa, linear, linear_backward
+from ._decoder.caches import ProjectedKeyValues
+from ._decoder.steps import Decodes
+from ._layer.kept_weights import saved_weights
+from ._layer.plan import NO_WAY_BACK, Plan
 from ._layer.viewable import Viewable
 from ._summary import Scores
 from .linear import Projection, State, packing_type
-from .positions import rotary, rotary_backward
+from .positions import rotary, rotary_backward, turn_of_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ._decoder.caches import KeyValueCache
     from ._types import Array, Causal, Real, RngLike
     from .linear import States
 
@@ -57,6 +61,12 @@ def check_is_causal(causal: Causal) -> None:
         )
 
 
+LOOKS_AHEAD = (
+    "a cache is for causal attention: a layer with causal=False may see later steps.  `project` keeps the keys and "
+    "values of an encoder"
+)
+
+
 class _Record(NamedTuple):
     """What `backward` needs of a call in training mode."""
 
@@ -69,7 +79,7 @@ class _Record(NamedTuple):
     as_tensor: bool
 
 
-class RotatesHeads(Layer, Viewable):
+class RotatesHeads(Decodes, Viewable):
     """What both layers share: attention of projected heads, which are rotated on request, its weights and gradients."""
 
     _by_head = True
@@ -82,7 +92,7 @@ class RotatesHeads(Layer, Viewable):
         names, bias = (*self._projects, "W_o"), scalars.flag(bias, "bias")
         states = (State(name, n_out, sizes[0], bias) for name, n_out in zip(names, (*widths, sizes[0])))
         super().__init__(tuple(states), dtype, rng)
-        self._last: Optional[tuple[Scores, bool]] = None
+        self._last: Optional[tuple[Any, bool]] = None  # Scores, or what a call with a cache has kept
         self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
     @property
@@ -90,30 +100,50 @@ class RotatesHeads(Layer, Viewable):
         """Heads of queries."""
         return self._num_heads
 
-    def _heads_of(self, projected: list[Array]) -> list[Array]:
-        """Queries, keys and values (B, rows, heads * D), of the results of `_projects`."""
-        return projected
+    def _into_heads(self, states: States, dtype: Any) -> tuple[Any, ...]:
+        """The projections of queries, keys and values."""
+        return tuple(states[name].packed(dtype) for name in self._projects)
 
     def _joined(self, heads: list[Array]) -> list[Array]:
-        """The reverse of `_heads_of`."""
+        """What comes of `_projects`, as one or side by side."""
         return heads
 
-    def _run(self, inputs: list[Array], as_tensor: bool, valid_lens: Any, causal: Any, training: Any) -> Any:
+    def _make_plan(self, queries: Array, states: States) -> Plan:
+        dtype = packing_type(queries, self.dtype)
+        projections = *self._into_heads(states, dtype), states["W_o"].packed(dtype)
+        in_core = projections, None, (self._num_heads, self._num_kv_heads), "zero"
+        return Plan(queries.dtype, states, isa(), in_core, self._parameters, None)
+
+    def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
+        return turn_of_steps(first, n_steps, self._num_hiddens // self._num_heads, dtype) if self.rope else None
+
+    def _finish(self, out: Array, saved: Any, as_tensor: bool) -> Any:
+        self._last = saved, as_tensor
+        return like_input(out, as_tensor)
+
+    def _run(
+        self, inputs: list[Array], as_tensor: bool, valid_lens: Any, causal: Any, training: Any,
+        projected: tuple[Any, ...] = (),
+    ) -> Any:  # fmt: skip
+        """inputs: queries, keys, values; or queries alone, and the other two projected (and turned) already."""
         in_training = self.training if training is None else scalars.flag(training, "training")
-        states = self._parameters.states
-        *into, out_of = (states[name].packed(packing_type(inputs[0], self.dtype)) for name in (*self._projects, "W_o"))
-        heads = self._heads_of([linear(x, W) for x, W in zip(inputs, into)])
-        q, k, v = (_split(x, self._num_hiddens // self._num_heads) for x in heads)
-        if self.rope:
-            q, k = (rotary(x, range(x.shape[2]), interleaved=True) for x in (q, k))
-        options = core_options(q, k, valid_lens, causal=causal)
-        if valid_lens is not None:
-            options = (np.array(options[0]), *options[1:])  # the caller may change them
-        out, _, _, *stats = attention_forward(q, k, v, None, *options[:-1], False, False, in_training, None, None)
-        self._last = Scores(q, k, None, options), as_tensor
-        if in_training:
-            self._record = _Record(states, tuple(inputs), (q, k, v), options, out, stats[0], as_tensor)
-        return like_input(linear(_join(out), out_of), as_tensor)
+        head_dim = self._num_hiddens // self._num_heads
+
+        def run(plan: Plan) -> Any:
+            *into, out_of = plan.in_core[0]
+            heads = [_split(linear(x, W), head_dim) for x, W in zip(inputs, into)]
+            if self.rope:
+                heads[:2] = (rotary(x, range(x.shape[2]), interleaved=True) for x in heads[:2])
+            q, k, v = *heads, *(_split(x, head_dim) for x in projected)
+            options = core_options(q, k, valid_lens, causal=causal)
+            if valid_lens is not None:
+                options = (np.array(options[0]), *options[1:])  # the caller may change them
+            out, _, _, *stats = attention_forward(q, k, v, None, *options[:-1], False, False, in_training, None, None)
+            if in_training:
+                self._record = _Record(plan.states, tuple(inputs), (q, k, v), options, out, stats[0], as_tensor)
+            return self._finish(linear(_join(out), out_of), Scores(q, k, None, options), as_tensor)
+
+        return self._with_plan(tuple(inputs), run, run)
 
     def _weights(self) -> tuple[Array, bool]:
         """(weights of the last call (B, H, Q, K), whether the inputs were tensors)."""
@@ -121,8 +151,8 @@ class RotatesHeads(Layer, Viewable):
             raise AttributeError(
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )
-        scores, as_tensor = self._last
-        return scores.weights(), as_tensor
+        kept, as_tensor = self._last
+        return kept.weights() if isinstance(kept, Scores) else saved_weights(kept), as_tensor
 
     @property
     @refuses_at_the_call
@@ -149,6 +179,8 @@ class RotatesHeads(Layer, Viewable):
                 f"{name}.backward: call backward once after each call in training mode (layer.train(), or "
                 "training=True in the call)"
             )
+        if len(record.inputs) < 3:
+            raise RuntimeError(NO_WAY_BACK)
         shape = *record.inputs[0].shape[:2], self._num_hiddens
         grad = gradient_like(shape, record.attended.dtype, grad_output)
         grad, *of_W_o = _projected_back(grad, _join(record.attended), record.states["W_o"])
@@ -176,9 +208,9 @@ class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    causal=None, training=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of
+    causal=None, training=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of
     `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call
-    in training mode.
+    in training mode.  A cache (`new_cache`) and what `project` returns hold num_kv_heads heads, rotated already.
 
     Parameters
     ----------
@@ -248,21 +280,37 @@ class GQAAttention(RotatesHeads):
         """Heads of keys and values."""
         return self._num_kv_heads
 
+    def _check_looks_back(self, causal: Causal = None) -> None:
+        check_causal_steps(causal)
+        if not (self.causal if causal is None else causal):
+            raise ValueError(LOOKS_AHEAD)
+
     @overload
     def __call__(
-        self, queries: NDArray[Real], keys: NDArray[Real], values: NDArray[Real], valid_lens: Any = None, *,
-        causal: Causal = None, training: Optional[bool] = None,
+        self, queries: NDArray[Real], keys: Any, values: Any = None, valid_lens: Any = None, *,
+        causal: Causal = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = None,
-        training: Optional[bool] = None,
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
+        causal: Causal = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any: ...  # fmt: skip
     @calls.checks_names
     def __call__(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = None,
-        training: Optional[bool] = None,
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
+        causal: Causal = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any:  # fmt: skip
+        if cache is not None:
+            self._check_looks_back(causal)
+            return self._step(cache, queries, keys, values, valid_lens, training)
+        if type(keys) is ProjectedKeyValues:
+            kv, (*projected, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
+            inputs, as_tensor = to_arrays((queries, "queries"))
+            check_features(floats(inputs[0], "queries"), "queries", self._num_hiddens)
+            corner_of = corner(self.causal, valid_lens, causal)
+            return self._run(inputs, as_tensor or kv._as_tensor, valid_lens, corner_of, training, tuple(projected))
+        if values is None:
+            raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         calls.check_order(type(self).__name__, keys, values, valid_lens)
         inputs, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         of_one_type(inputs, "queries", "keys", "values")
@@ -299,8 +347,8 @@ class GQAAttention(RotatesHeads):
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
-    Call: attention(X (B, T, num_hiddens), *, training=None) returns (B, T, num_hiddens); further arguments are ignored,
-    as in the book, whose blocks pass X three times.  Types and errors are those of `MultiHeadAttention`;
+    Call: attention(X (B, T, num_hiddens), *, training=None, cache=None) returns (B, T, num_hiddens); further arguments
+    are ignored, as in the book, whose blocks pass X three times.  Types and errors are those of `MultiHeadAttention`;
     `attention_weights` is then (B, num_heads, T, T), and `backward` gives the gradient of a call in training mode.
 
     Parameters
@@ -358,19 +406,31 @@ class CausalAttention(RotatesHeads):
 
     @overload
     def __call__(
-        self, X: NDArray[Real], *others: Any, causal: Causal = True, training: Optional[bool] = None
-    ) -> NDArray[Real]: ...
+        self, X: NDArray[Real], *others: Any, causal: Causal = True, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None,
+    ) -> NDArray[Real]: ...  # fmt: skip
     @overload
-    def __call__(self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None) -> Any: ...
+    def __call__(
+        self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None,
+    ) -> Any: ...  # fmt: skip
     @calls.checks_names
-    def __call__(self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None) -> Any:
+    def __call__(
+        self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None,
+    ) -> Any:  # fmt: skip
         check_is_causal(causal)
+        if cache is not None:
+            return self._step(cache, X, X, X, None, training)
         inputs, as_tensor = to_arrays((X, "X"))
         check_features(floats(inputs[0], "X"), "X", self._num_hiddens)
-        return self._run(inputs, as_tensor, None, "top_left", training)
+        return self._run(inputs * 3, as_tensor, None, "top_left", training)
 
-    def _heads_of(self, projected: list[Array]) -> list[Array]:
-        return np.split(projected[0], 3, axis=2)
+    def _into_heads(self, states: States, dtype: Any) -> tuple[Any, ...]:
+        return states["W_qkv"].packed_parts(dtype, 3)
+
+    def _projecting(self, states: States) -> tuple[Any, ...]:
+        return (states["W_qkv"],)
 
     def _joined(self, heads: list[Array]) -> list[Array]:
         return [np.concatenate(heads, axis=2)]

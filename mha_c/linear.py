@@ -41,7 +41,7 @@ class State:
     LazyLinear).
     """
 
-    __slots__ = ("_packed", "bias", "has_bias", "in_features", "name", "out_features", "weight")
+    __slots__ = ("_packed", "_parts", "bias", "has_bias", "in_features", "name", "out_features", "weight")
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class State:
         self.name, self.out_features, self.in_features, self.has_bias = name, out_features, in_features, has_bias
         self.weight, self.bias = _frozen(weight), _frozen(bias)
         self._packed: dict[tuple[str, str], Packed] = {}
+        self._parts: dict[tuple[str, str], tuple[Packed, ...]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the packed form, which depends on this process's instruction set and on alignment.
@@ -75,8 +76,23 @@ class State:
             packed = self._packed[key] = weight, bias, (self.out_features, self.in_features)
         return packed
 
+    def packed_parts(self, dtype: DType, n: int) -> tuple[Packed, ...]:
+        """The same for n parts of the rows, each of which is a projection of its own."""
+        weight, bias = self.weight, self.bias
+        if weight is None:
+            raise ValueError(f"{self.name} is not initialised yet: call the layer once, or load_state_dict")
+        key = (dtype.char, _core.isa())
+        parts = self._parts.get(key)
+        if parts is None:
+            biases = [None] * n if bias is None else np.split(bias, n)
+            states = [State(self.name, len(W), W.shape[1], self.has_bias, W, b) for W, b in
+                      zip(np.split(weight, n), biases)]  # fmt: skip
+            parts = self._parts[key] = tuple(state.packed(dtype) for state in states)
+        return parts
+
     def forget_packed(self) -> None:
         self._packed.clear()
+        self._parts.clear()
 
     def check_shape(self, suffix: str, shape: tuple[int, ...], what: str = "") -> None:
         """ShapeError unless this shape fits the weight or bias; `what` goes before the name in the message."""

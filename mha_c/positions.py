@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
@@ -269,9 +270,13 @@ def rotary_angles(x: Any, name: str, positions: Any, base: Any) -> Array:
         )
     if not np.isfinite(at).all():
         raise ValueError("positions must be finite, not NaN or infinite")
-    rates = scalars.positive(base, "base") ** (-np.arange(0, shape[-1], 2) / shape[-1])
-    angles = np.atleast_2d(at).astype(np.float64)[..., None] * rates
+    angles = angles_at(np.atleast_2d(at), shape[-1], scalars.positive(base, "base"))
     return angles[:, None] if len(shape) == 4 else angles
+
+
+def angles_at(positions: Array, features: int, base: float = 10000.0) -> Array:
+    """The angles (..., D/2), float64, of positions (...)."""
+    return positions.astype(np.float64)[..., None] * base ** (-np.arange(0, features, 2) / features)
 
 
 def _turned(given: Any, name: str, positions: Any, base: Any, interleaved: Any, sign: int) -> Any:
@@ -280,10 +285,30 @@ def _turned(given: Any, name: str, positions: Any, base: Any, interleaved: Any, 
     angles = sign * rotary_angles(floats(x, name), name, positions, base)
     cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
     neighbours = scalars.flag(interleaved, "interleaved")
-    first, second = (x[..., 0::2], x[..., 1::2]) if neighbours else np.split(x, 2, axis=-1)
-    turned = first * cos - second * sin, second * cos + first * sin
-    found = np.stack(turned, axis=-1).reshape(x.shape) if neighbours else np.concatenate(turned, axis=-1)
-    return like_input(found, as_tensor)
+    if neighbours:
+        return like_input(turned_pairs(x, cos, sin), as_tensor)
+    first, second = np.split(x, 2, axis=-1)
+    return like_input(np.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1), as_tensor)
+
+
+def turned_pairs(x: Array, cos: Array, sin: Array) -> Array:
+    """x (..., D), whose features 2i and 2i + 1 are turned by the angle with cosine i and sine i of (..., D/2)."""
+    first, second = x[..., 0::2], x[..., 1::2]
+    return np.stack((first * cos - second * sin, second * cos + first * sin), axis=-1).reshape(x.shape)
+
+
+def turn_of_steps(first: Any, n_steps: int, features: int, dtype: Any) -> tuple[Array, Array]:
+    """(cosines, sines) of the angles of n steps from `first` on: (n, D/2), or (B, n, D/2) if each item has its own."""
+    if isinstance(first, int):
+        return _turn_of_all(first, n_steps, features, np.dtype(dtype))
+    angles = angles_at(first[:, None] + np.arange(n_steps), features)
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+
+
+@lru_cache(maxsize=4)  # all layers of a model ask for the same at each step
+def _turn_of_all(first: int, n_steps: int, features: int, dtype: Any) -> tuple[Array, Array]:
+    angles = angles_at(np.arange(first, first + n_steps), features)
+    return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
 
 # --- Relative biases ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "runtime/common.h"
 #include "linear.h"
 #include "runtime/threads.h"
+#include "turn.h"
 
 #include <string.h>
 
@@ -38,27 +39,31 @@ describe_inputs(mha_layer_job *job)
             return 0;
         }
     }
-    return job->inputs[MHA_QUERIES].features == job->inputs[MHA_KEYS].features &&
-           (a->W_o.weight == NULL || a->W_o.in_features == job->inputs[MHA_VALUES].features);
+    const size_t kv_heads = mha_layer_kv_heads(a), of_q = job->inputs[MHA_QUERIES].features;
+    const size_t of_k = job->inputs[MHA_KEYS].features, of_v = job->inputs[MHA_VALUES].features;
+
+    return a->num_heads % kv_heads == 0 && of_q % a->num_heads == 0 && of_k % kv_heads == 0 && of_v % kv_heads == 0 &&
+           of_q / a->num_heads == of_k / kv_heads && (a->query_turn.cos == NULL || a->W_q.weight != NULL) &&
+           mha_turn_is_sane(&a->query_turn, of_q) &&
+           (a->W_o.weight == NULL || a->W_o.in_features == mha_layer_context_features(a, of_v));
 }
 
-/* Describes attention between the projections; its addresses follow once there is memory.  Returns 0 as above. */
-static int
+/* Describes attention between the projections; its addresses follow once there is memory. */
+static void
 describe_attention(mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
-    const size_t qk_features = job->inputs[MHA_QUERIES].features, v_features = job->inputs[MHA_VALUES].features;
-    const size_t head_dim = qk_features / a->num_heads, value_dim = v_features / a->num_heads;
+    const size_t kv_heads = mha_layer_kv_heads(a);
 
     job->attention = (mha_attention_args){
         .dtype = a->dtype,
         .batch = a->batch,
         .heads = a->num_heads,
-        .kv_heads = a->num_heads,
+        .kv_heads = kv_heads,
         .queries = a->queries,
         .keys = a->keys,
-        .head_dim = head_dim,
-        .value_dim = value_dim,
+        .head_dim = job->inputs[MHA_QUERIES].features / a->num_heads,
+        .value_dim = job->inputs[MHA_VALUES].features / kv_heads,
         .additive_weights = a->additive_weights,
         .visible = a->visible,
         .empty_rows = a->empty_rows,
@@ -68,7 +73,6 @@ describe_attention(mha_layer_job *job)
         .row_max = a->row_max,
         .row_sum = a->row_sum,
     };
-    return head_dim * a->num_heads == qk_features && value_dim * a->num_heads == v_features;
 }
 
 /* The projections' tasks, and what workers need for them. */
@@ -105,7 +109,8 @@ static void
 lay_out(mha_layer_job *job, mha_scratch *scratch)
 {
     const mha_layer_args *a = job->args;
-    const size_t itemsize = job->kernels->itemsize, value_bytes = job->inputs[MHA_VALUES].features * itemsize;
+    const size_t itemsize = job->kernels->itemsize;
+    const size_t context_bytes = mha_layer_context_features(a, job->inputs[MHA_VALUES].features) * itemsize;
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         mha_layer_input *in = &job->inputs[i];
@@ -116,7 +121,7 @@ lay_out(mha_layer_job *job, mha_scratch *scratch)
     }
     job->context = a->W_o.weight == NULL ? a->out : a->context;
     if (job->context == NULL) {
-        job->context = mha_scratch_take(scratch, a->batch * a->queries, value_bytes);
+        job->context = mha_scratch_take(scratch, a->batch * a->queries, context_bytes);
     }
     job->needed = mha_scratch_take(scratch, a->batch, 2 * sizeof(mha_interval));
     job->gathered = mha_scratch_take(scratch, job->n_workers, job->gathered_bytes);
@@ -141,7 +146,7 @@ mha_layer_needed(const mha_layer_job *job, size_t item, mha_interval needed[MHA_
 
 /* The projected rows of an input (or the input itself), with heads as column slices. */
 static mha_operand
-by_heads(const mha_layer_job *job, const mha_layer_input *in)
+by_heads(const mha_layer_input *in, size_t heads)
 {
     const ptrdiff_t features = (ptrdiff_t)in->features;
     mha_operand x = *in->input;
@@ -149,14 +154,14 @@ by_heads(const mha_layer_job *job, const mha_layer_input *in)
     if (in->linear->weight != NULL) {
         x = (mha_operand){in->projected, (ptrdiff_t)in->rows * features, 0, features};
     }
-    x.head_stride = features / (ptrdiff_t)job->args->num_heads;
+    x.head_stride = features / (ptrdiff_t)heads;
     return x;
 }
 
 void
 mha_layer_place_inputs(mha_layer_job *job)
 {
-    const size_t batch = job->args->batch;
+    const size_t batch = job->args->batch, kv_heads = mha_layer_kv_heads(job->args);
 
     if (!mha_sees_all_keys(&job->args->visible)) {
         job->inputs[MHA_KEYS].needed = job->needed;
@@ -169,15 +174,15 @@ mha_layer_place_inputs(mha_layer_job *job)
             job->needed[batch + b] = needed[MHA_VALUES];
         }
     }
-    job->attention.q = by_heads(job, &job->inputs[MHA_QUERIES]);
-    job->attention.k = by_heads(job, &job->inputs[MHA_KEYS]);
-    job->attention.v = by_heads(job, &job->inputs[MHA_VALUES]);
+    job->attention.q = by_heads(&job->inputs[MHA_QUERIES], job->args->num_heads);
+    job->attention.k = by_heads(&job->inputs[MHA_KEYS], kv_heads);
+    job->attention.v = by_heads(&job->inputs[MHA_VALUES], kv_heads);
 }
 
 static void
 place_memory(mha_layer_job *job)
 {
-    const ptrdiff_t features = (ptrdiff_t)job->inputs[MHA_VALUES].features;
+    const ptrdiff_t features = (ptrdiff_t)mha_layer_context_features(job->args, job->inputs[MHA_VALUES].features);
     mha_scratch own = {.total_bytes = job->own_at, .base = job->scratch.base};
 
     lay_out(job, &own);
@@ -188,6 +193,7 @@ place_memory(mha_layer_job *job)
         .head_stride = features / (ptrdiff_t)job->args->num_heads,
         .row_stride = features,
     };
+    mha_fold_heads(&job->attention, &job->folded);
     mha_attention_place(&job->attention_job, &job->scratch);
 }
 
@@ -259,6 +265,19 @@ are_one_run(const mha_layer_job *job, const mha_layer_input *in, size_t first, s
     return of_one_item || mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride);
 }
 
+/* Turns rows first .. last-1 of the projected queries, counted through all items. */
+static void
+turn_queries(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last)
+{
+    const mha_layer_args *a = job->args;
+    const size_t row_bytes = in->features * job->kernels->itemsize;
+
+    for (size_t row = first; row < last && a->query_turn.cos != NULL; row++) {
+        mha_turn_row(a->dtype, &a->query_turn, row / in->rows, row % in->rows, in->features,
+                     in->projected + row * row_bytes);
+    }
+}
+
 static void
 project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, unsigned worker)
 {
@@ -281,6 +300,9 @@ project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, u
     mha_linear_apply(job->kernels, in->linear, &rows);
     if (n < last - first) {
         spread(job, in, first, last, rows.y);
+    }
+    if (in == &job->inputs[MHA_QUERIES]) {
+        turn_queries(job, in, first, last);
     }
 }
 
@@ -312,7 +334,7 @@ mha_layer_run(mha_layer_job *job)
         const mha_linear_rows rows = {
             .rows = a->batch * a->queries,
             .x = job->context,
-            .x_row_stride = (ptrdiff_t)job->inputs[MHA_VALUES].features,
+            .x_row_stride = (ptrdiff_t)a->W_o.in_features,
             .y = a->out,
             .y_row_stride = (ptrdiff_t)a->W_o.out_features,
             .panel = job->panels,
@@ -327,13 +349,14 @@ mha_layer_work(const mha_layer_args *a)
     const size_t features = a->W_q.weight != NULL ? a->W_q.out_features : a->query_size;
     const size_t values = a->W_v.weight != NULL ? a->W_v.out_features : a->value_size;
     const size_t heads = mha_max(a->num_heads, 1); /* 0 heads are refused later */
+    const size_t kv_heads = a->kv_heads != 0 ? a->kv_heads : heads;
     const mha_attention_args attention = {
         .batch = a->batch,
         .heads = heads,
         .queries = a->queries,
         .keys = a->keys,
         .head_dim = features / heads,
-        .value_dim = values / heads,
+        .value_dim = values / kv_heads,
         .additive_weights = a->additive_weights,
     };
     return mha_linear_work(&a->W_q, a->batch, a->queries) + mha_linear_work(&a->W_k, a->batch, a->keys) +
@@ -357,9 +380,10 @@ mha_layer_describe(mha_layer_job *job, const mha_kernels *kernels, const mha_lay
     size_t rows = args->keys;
 
     *job = (mha_layer_job){.args = args, .kernels = kernels, .scratch = MHA_SCRATCH_EMPTY};
-    if (kernels == NULL || args->num_heads == 0 || !describe_inputs(job) || !describe_attention(job)) {
+    if (kernels == NULL || args->num_heads == 0 || !describe_inputs(job)) {
         return MHA_ERR_ARG;
     }
+    describe_attention(job);
     return mha_mul_size(&rows, args->batch) < 0 ? MHA_ERR_SIZE : MHA_OK;
 }
 
@@ -369,7 +393,8 @@ mha_layer_plan(mha_layer_job *job, const mha_kernels *kernels, const mha_layer_a
     mha_status status = mha_layer_describe(job, kernels, args);
 
     if (status == MHA_OK) {
-        status = mha_attention_init(&job->attention_job, kernels, &job->attention, pass, &job->scratch);
+        mha_fold_heads(&job->attention, &job->folded);
+        status = mha_attention_init(&job->attention_job, kernels, &job->folded, pass, &job->scratch);
     }
     if (status == MHA_OK) {
         plan_projections(job, pass);

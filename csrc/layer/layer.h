@@ -26,6 +26,7 @@ typedef struct {
     const mha_layer_args *args;
     const mha_kernels *kernels;
     mha_attention_args attention;
+    mha_attention_args folded; /* what is computed: see mha_fold_heads */
     mha_attention_job attention_job;
     mha_layer_input inputs[MHA_N_INPUTS];
     mha_interval *needed; /* the needed rows of keys of each item, and behind them those of values of each item */
@@ -47,6 +48,20 @@ MHA_INLINE int
 mha_layer_is_even(const mha_layer_job *job, const mha_layer_input *in, ptrdiff_t batch_stride, ptrdiff_t row_stride)
 {
     return job->args->batch == 1 || batch_stride == (ptrdiff_t)in->rows * row_stride;
+}
+
+/* Heads of keys and values. */
+MHA_INLINE size_t
+mha_layer_kv_heads(const mha_layer_args *args)
+{
+    return args->kv_heads != 0 ? args->kv_heads : args->num_heads;
+}
+
+/* Features of what W_o is applied to, if the values have so many. */
+MHA_INLINE size_t
+mha_layer_context_features(const mha_layer_args *args, size_t value_features)
+{
+    return value_features / mha_layer_kv_heads(args) * args->num_heads;
 }
 
 /* 1 if every input has an address, or no numbers. */

@@ -306,7 +306,8 @@ is_complete(const mha_layer_grads *grads)
         complete = complete && (has_weight ? kept[i] != NULL && grads->weight[i] != NULL
                                            : grads->grad_weight[i] == NULL && grads->grad_bias[i] == NULL);
     }
-    return complete && (a->W_o.weight != NULL || a->out != NULL) &&
+    return complete && mha_layer_kv_heads(a) == a->num_heads && a->query_turn.cos == NULL &&
+           (a->W_o.weight != NULL || a->out != NULL) &&
            (grads->grad_additive_weights == NULL || a->additive_weights != NULL);
 }
 

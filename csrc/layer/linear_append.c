@@ -1,11 +1,12 @@
 /*
- * linear_append.c: writes new rows of a decoder's keys or values into its cache, projected on the way.
+ * linear_append.c: writes new rows of a decoder's keys or values into its cache, projected and turned on the way.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #include "linear.h"
 
 #include "attention/operands.h"
 #include "runtime/threads_interrupt.h"
+#include "turn.h"
 
 #include <string.h>
 
@@ -53,6 +54,19 @@ spread(const append_job *job, const char *dense)
             memcpy(place_of(job, b, t),
                    dense != NULL ? dense + n * job->out_bytes : mha_operand_at(job->kernels, &a->x, b, 0, t),
                    job->out_bytes);
+        }
+    }
+}
+
+/* Turns the new rows where they lie now. */
+static void
+turn_rows(const append_job *job, size_t features)
+{
+    const mha_append *a = job->append;
+
+    for (size_t b = 0; b < a->batch && a->turn.cos != NULL; b++) {
+        for (size_t t = 0; t < (size_t)a->counts[b * a->counts_step]; t++) {
+            mha_turn_row(a->dtype, &a->turn, b, t, features, place_of(job, b, t));
         }
     }
 }
@@ -121,6 +135,24 @@ counts_fit(const mha_append *a)
     return fit || a->batch == 0;
 }
 
+static mha_status
+write_rows(const append_job *job, size_t features)
+{
+    const mha_append *a = job->append;
+    const int same = (a->before_step == 0 || a->batch == 1) && a->counts_step == 0 && (size_t)a->counts[0] == a->rows;
+    mha_status status = MHA_OK;
+
+    if (a->linear.weight == NULL) {
+        spread(job, NULL);
+    } else {
+        status = same && (a->rows == 1 || a->batch == 1) ? project_in_place(job) : project_gathered(job);
+    }
+    if (status == MHA_OK) {
+        turn_rows(job, features);
+    }
+    return status;
+}
+
 mha_status
 mha_linear_append(const mha_append *append)
 {
@@ -141,6 +173,7 @@ mha_linear_append(const mha_append *append)
         return MHA_ERR_SIZE;
     }
     if ((projects && append->linear.in_features != append->in_features) || !counts_fit(append) ||
+        !mha_turn_is_sane(&append->turn, out_features) ||
         (n_rows > 0 && append->in_features > 0 && append->x.data == NULL) ||
         (n_rows > 0 && out_features > 0 && append->cache == NULL)) {
         return MHA_ERR_ARG;
@@ -155,11 +188,5 @@ mha_linear_append(const mha_append *append)
         .out_bytes = out_features * kernels->itemsize,
         .n_rows = n_rows,
     };
-    if (!projects) {
-        spread(&job, NULL);
-        return MHA_OK;
-    }
-    const int same = (append->before_step == 0 || append->batch == 1) && append->counts_step == 0 &&
-                     (size_t)append->counts[0] == append->rows;
-    return same && (append->rows == 1 || append->batch == 1) ? project_in_place(&job) : project_gathered(&job);
+    return write_rows(&job, out_features);
 }

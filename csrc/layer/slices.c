@@ -77,8 +77,9 @@ items_of(const mha_layer_job *whole, size_t first, size_t most)
     const mha_layer_args *a = whole->args;
     const mha_layer_input *in = whole->inputs;
     const size_t q_rows = first * a->queries, k_rows = first * a->keys, values = in[MHA_VALUES].features;
-    const ptrdiff_t stats = (ptrdiff_t)(q_rows * a->num_heads), context = (ptrdiff_t)(q_rows * values);
-    const size_t out_features = a->W_o.weight != NULL ? a->W_o.out_features : values;
+    const size_t context = mha_layer_context_features(a, values);
+    const ptrdiff_t stats = (ptrdiff_t)(q_rows * a->num_heads);
+    const size_t out_features = a->W_o.weight != NULL ? a->W_o.out_features : context;
     mha_operand *rows[MHA_N_INPUTS];
     mha_layer_args part = *a;
 
@@ -92,11 +93,13 @@ items_of(const mha_layer_job *whole, size_t first, size_t most)
     if (a->visible.valid_lens != NULL) {
         part.visible.valid_lens += first * a->visible.lens_per_batch;
     }
+    part.query_turn.cos = advanced(whole, a->query_turn.cos, (ptrdiff_t)first * a->query_turn.batch_stride);
+    part.query_turn.sin = advanced(whole, a->query_turn.sin, (ptrdiff_t)first * a->query_turn.batch_stride);
     part.out = advanced(whole, a->out, (ptrdiff_t)(q_rows * out_features));
     part.q_projected = advanced(whole, a->q_projected, (ptrdiff_t)(q_rows * in[MHA_QUERIES].features));
     part.k_projected = advanced(whole, a->k_projected, (ptrdiff_t)(k_rows * in[MHA_KEYS].features));
     part.v_projected = advanced(whole, a->v_projected, (ptrdiff_t)(k_rows * values));
-    part.context = advanced(whole, a->context, context);
+    part.context = advanced(whole, a->context, (ptrdiff_t)(q_rows * context));
     part.row_max = advanced(whole, a->row_max, stats);
     part.row_sum = advanced(whole, a->row_sum, stats);
     part.weights = advanced(whole, a->weights, stats * (ptrdiff_t)a->keys);

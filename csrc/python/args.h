@@ -307,7 +307,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(masked_softmax, 3, 3) \
     X(dropout_factors, 3, 3) \
     X(layer_forward, 10, 11) \
-    X(layer_step, 15, 15) \
+    X(layer_step, 15, 16) \
     X(layer_backward, 13, 14) \
     X(layer_parts, 2, 2) \
     X(serve_tensors, 5, 5) \

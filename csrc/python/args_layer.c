@@ -105,37 +105,52 @@ static void
 check_features(mha_py_call *call, mha_py_layer *layer)
 {
     const mha_py_array *w_v = &layer->w_v;
-    const npy_intp heads = layer->heads;
+    const npy_intp heads = layer->heads, kv_heads = layer->kv_heads;
     int fit = 1;
 
     layer->qk_features = projected(layer, MHA_PY_W_Q, layer->queries.shape[2], &fit);
+    layer->key_features = projected(layer, MHA_PY_W_K, layer->keys.shape[2], &fit);
     layer->value_features = projected(layer, MHA_PY_W_V, layer->values.shape[2], &fit);
-    layer->out_features = projected(layer, MHA_PY_W_O, layer->value_features, &fit);
-    fit = projected(layer, MHA_PY_W_K, layer->keys.shape[2], &fit) == layer->qk_features && fit;
-    fit = fit && layer->qk_features % heads == 0 && layer->value_features % heads == 0;
+    layer->context_features = layer->value_features / kv_heads * heads;
+    layer->out_features = projected(layer, MHA_PY_W_O, layer->context_features, &fit);
+    fit = fit && heads % kv_heads == 0 && layer->qk_features % heads == 0 && layer->key_features % kv_heads == 0;
+    fit = fit && layer->qk_features / heads == layer->key_features / kv_heads && layer->value_features % kv_heads == 0;
     fit = fit && (w_v->array == NULL || (w_v->rank == 1 && w_v->shape[0] == layer->qk_features / heads));
     if (!fit) {
-        mha_py_refuse(call, "features", "(OOO(NNNN)On)", layer->queries.array, layer->keys.array, layer->values.array,
+        mha_py_refuse(call, "features", "(OOO(NNNN)Onn)", layer->queries.array, layer->keys.array, layer->values.array,
                       sizes_of(layer, MHA_PY_W_Q), sizes_of(layer, MHA_PY_W_K), sizes_of(layer, MHA_PY_W_V),
-                      sizes_of(layer, MHA_PY_W_O), mha_py_or_none(w_v->array), (Py_ssize_t)heads);
+                      sizes_of(layer, MHA_PY_W_O), mha_py_or_none(w_v->array), (Py_ssize_t)heads, (Py_ssize_t)kv_heads);
     }
 }
 
 /* --- Options and sizes -------------------------------------------------------------------------------------- */
 
+static npy_intp
+take_heads(mha_py_call *call, PyObject *value, const char *name)
+{
+    const int64_t heads = mha_py_whole(call, value, name, 1);
+
+    return call->failed ? 1 : heads > NPY_MAX_INTP ? NPY_MAX_INTP : (npy_intp)heads;
+}
+
 static void
 take_options(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
 {
-    const int64_t heads = mha_py_whole(call, values[MHA_PY_HEADS], "num_heads", 1);
+    PyObject *const heads = values[MHA_PY_HEADS];
 
-    layer->heads = heads > NPY_MAX_INTP ? NPY_MAX_INTP : (npy_intp)heads;
+    if (PyTuple_CheckExact(heads) && PyTuple_Size(heads) == 2) {
+        layer->heads = take_heads(call, PyTuple_GetItem(heads, 0), "num_heads");
+        layer->kv_heads = take_heads(call, PyTuple_GetItem(heads, 1), "num_kv_heads");
+    } else {
+        layer->heads = layer->kv_heads = take_heads(call, heads, "num_heads");
+    }
     layer->args.empty_rows = mha_py_empty_rows(call, values[MHA_PY_EMPTY]);
     layer->args.dropout = mha_py_probability(call, values[MHA_PY_DROPOUT]);
     layer->args.seed = mha_py_seed(call, values[MHA_PY_SEED]);
 }
 
-static void
-note_sizes(mha_py_layer *layer)
+void
+mha_py_note_sizes(mha_py_layer *layer)
 {
     mha_layer_args *args = &layer->args;
 
@@ -144,6 +159,7 @@ note_sizes(mha_py_layer *layer)
     args->queries = (size_t)layer->queries.shape[1];
     args->keys = (size_t)layer->keys.shape[1];
     args->num_heads = (size_t)layer->heads;
+    args->kv_heads = (size_t)layer->kv_heads;
     args->query_size = (size_t)layer->queries.shape[2];
     args->key_size = (size_t)layer->keys.shape[2];
     args->value_size = (size_t)layer->values.shape[2];
@@ -169,7 +185,7 @@ mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *laye
     take_projections(call, values[MHA_PY_FOUR], layer);
     if (!call->failed) {
         check_features(call, layer);
-        note_sizes(layer);
+        mha_py_note_sizes(layer);
     }
     mha_py_draw_seed(call, values[MHA_PY_SEED], &layer->args.seed);
 }
@@ -179,7 +195,7 @@ mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys)
 {
     layer->keys.shape[1] = layer->values.shape[1] = n_keys;
     layer->W[MHA_PY_W_K].linear = layer->W[MHA_PY_W_V].linear = (mha_linear){.weight = NULL};
-    note_sizes(layer);
+    mha_py_note_sizes(layer);
 }
 
 /* --- What is kept ------------------------------------------------------------------------------------ */
@@ -191,7 +207,8 @@ weights_are_smaller(const mha_py_layer *layer)
     const double batch = (double)layer->args.batch, queries = (double)layer->args.queries;
     const double keys = (double)layer->args.keys;
 
-    return batch * (double)layer->heads * queries * keys <= batch * (queries + keys) * (double)layer->qk_features;
+    return batch * (double)layer->heads * queries * keys <=
+           batch * (queries * (double)layer->qk_features + keys * (double)layer->key_features);
 }
 
 void
@@ -200,6 +217,7 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
     mha_layer_args *args = &layer->args;
     const npy_intp batch = layer->queries.shape[0], queries = layer->queries.shape[1], keys = layer->keys.shape[1];
     const npy_intp heads = layer->heads, scored = layer->qk_features, valued = layer->value_features;
+    const npy_intp context = layer->context_features;
     const int has_W_q = is_projected(layer, MHA_PY_W_Q), has_W_k = is_projected(layer, MHA_PY_W_K);
     const int has_W_v = is_projected(layer, MHA_PY_W_V), has_W_o = is_projected(layer, MHA_PY_W_O);
     const int again = (training && has_W_q && has_W_k) || !weights_are_smaller(layer); /* weights, when read */
@@ -216,7 +234,7 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
     kept[MHA_PY_KEPT_K] = (mha_py_kept_array){"the projected keys",
                                               3,
                                               again || (training && has_W_k),
-                                              {batch, keys, scored},
+                                              {batch, keys, layer->key_features},
                                               has_W_k ? &args->k_projected : NULL};
     kept[MHA_PY_KEPT_W_V] =
         (mha_py_kept_array){"w_v", 1, again && layer->w_v.array != NULL, {layer->w_v.shape[0]}, NULL};
@@ -227,5 +245,5 @@ mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_P
     kept[MHA_PY_KEPT_V] = (mha_py_kept_array){
         "the projected values", 3, training && has_W_v, {batch, keys, valued}, has_W_v ? &args->v_projected : NULL};
     kept[MHA_PY_KEPT_CONTEXT] = (mha_py_kept_array){
-        "the attended values", 3, training, {batch, queries, valued}, has_W_o ? &args->context : NULL};
+        "the attended values", 3, training, {batch, queries, context}, has_W_o ? &args->context : NULL};
 }

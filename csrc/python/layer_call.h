@@ -8,7 +8,10 @@
 
 #include "args.h"
 
-/* The arguments: the projections are a tuple of four, or of nine (weights, their biases, w_v); the scorer is w_v. */
+/*
+ * The arguments: the projections are a tuple of four, or of nine (weights, their biases, w_v); the scorer is w_v; the
+ * heads are a number, or for layer_step a tuple (of queries, of keys).
+ */
 enum { MHA_PY_QUERIES, MHA_PY_KEYS, MHA_PY_VALUES, MHA_PY_LENS, MHA_PY_FOUR, MHA_PY_SCORER, MHA_PY_HEADS };
 enum { MHA_PY_EMPTY = MHA_PY_HEADS + 1, MHA_PY_DROPOUT, MHA_PY_SEED, MHA_PY_N_LAYER };
 enum { MHA_PY_N_INPUTS = 3 };
@@ -24,13 +27,16 @@ typedef struct {
     int w_v_is_weight; /* w_v was given as the weight of an nn.Linear with one output, (1, h) */
     mha_py_projection W[MHA_PY_N_PROJECTIONS];
     mha_py_lengths lengths;
-    npy_intp heads, qk_features, value_features, out_features;
+    npy_intp heads, kv_heads, qk_features, key_features, value_features, context_features, out_features;
     mha_layer_args args; /* all but the outputs */
     double work;         /* multiply-adds of a forward call, roughly */
 } mha_py_layer;
 
 /* values: one for each of the names.  *layer is zeroed by the caller. */
 void mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer);
+
+/* Tells the core the sizes that the layer's inputs have now. */
+void mha_py_note_sizes(mha_py_layer *layer);
 
 /* From now on keys and values count as projected: `n_keys` rows of each. */
 void mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys);

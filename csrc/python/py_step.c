@@ -9,9 +9,10 @@
 enum {
     CACHED_KEYS = MHA_PY_N_LAYER, /* (B, room, features), written to */
     CACHED_VALUES,
-    BEFORE, /* rows that each item has: a number, or (B,) */
-    COUNTS, /* new rows of each that count: likewise */
-    LONGEST /* rows of the longest afterwards */
+    BEFORE,  /* rows that each item has: a number, or (B,) */
+    COUNTS,  /* new rows of each that count: likewise */
+    LONGEST, /* rows of the longest afterwards */
+    TURN     /* None, or (cosines, sines): (n, D / 2) or (B, n, D / 2) */
 };
 
 /* A number for all items, or one for each. */
@@ -68,6 +69,34 @@ take_cached(mha_py_call *call, PyObject *value, const char *name, npy_intp featu
     mha_py_need_shape(call, array, 3, shape);
 }
 
+static void
+take_turn(mha_py_call *call, PyObject *value, const mha_py_layer *layer, mha_turn *turn)
+{
+    const npy_intp shape[] = {layer->queries.shape[0], layer->queries.shape[1], layer->qk_features / layer->heads / 2};
+    const void *tables[2] = {NULL, NULL};
+    int rank = 0;
+
+    if (call->failed || !mha_py_given(value)) {
+        return;
+    }
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) {
+        mha_py_type_error(call, value, "turn", "None or (cosines, sines)");
+    }
+    for (int i = 0; i < 2 && !call->failed; i++) {
+        mha_py_array table = {0};
+
+        mha_py_take(call, PyTuple_GetItem(value, i), i == 0 ? "cosines" : "sines", MHA_PY_DENSE, &layer->queries,
+                    &table);
+        rank = i == 0 && table.rank == 3 ? 3 : i == 0 ? 2 : rank; /* the sines have that of the cosines */
+        mha_py_need_shape(call, &table, rank, rank == 3 ? shape : shape + 1);
+        tables[i] = table.data;
+    }
+    turn->batch_stride = rank == 3 ? shape[1] * shape[2] : 0;
+    turn->cos = tables[0];
+    turn->sin = tables[1];
+    turn->pairs = (size_t)shape[2];
+}
+
 static mha_append
 append_of(const mha_py_layer *layer, int which, const mha_py_array *x, const counts *before, const counts *added)
 {
@@ -105,14 +134,16 @@ py_layer_step(mha_py_call *call, PyObject *const *values)
 
     mha_py_take_layer(call, values, &layer);
     const npy_intp batch = layer.queries.shape[0], rows = layer.keys.shape[1];
+    take_turn(call, values[TURN], &layer, &layer.args.query_turn);
     take_counts(call, values[BEFORE], "before", batch, &before);
     take_counts(call, values[COUNTS], "counts", batch, &added);
     if (call->failed) {
         return NULL; /* new rows are read as they were taken */
     }
     mha_append keys = append_of(&layer, MHA_PY_W_K, &layer.keys, &before, &added);
+    keys.turn = layer.args.query_turn;
     mha_append items = append_of(&layer, MHA_PY_W_V, &layer.values, &before, &added);
-    take_cached(call, values[CACHED_KEYS], "the cache of keys", layer.qk_features, &layer.keys);
+    take_cached(call, values[CACHED_KEYS], "the cache of keys", layer.key_features, &layer.keys);
     take_cached(call, values[CACHED_VALUES], "the cache of values", layer.value_features, &layer.values);
     const npy_intp room = layer.keys.shape[1];
     if (!call->failed && (layer.values.shape[1] != room || !counts_fit(&before, &added, batch, rows, room, longest))) {

@@ -243,8 +243,9 @@ def inputs(queries: Array, keys: Array, values: Array) -> Optional[Exception]:
 
 
 def features(
-    queries: Array, keys: Array, values: Array, linears: tuple[Any, ...], w_v: Optional[Array], num_heads: int
-) -> Optional[Exception]:
+    queries: Array, keys: Array, values: Array, linears: tuple[Any, ...], w_v: Optional[Array], num_heads: int,
+    num_kv_heads: Optional[int] = None,
+) -> Optional[Exception]:  # fmt: skip
     """An error unless features fit; linears: (out_features, in_features) of W_q, W_k, W_v, W_o, or None."""
     given = ("queries", queries, "W_q"), ("keys", keys, "W_k"), ("values", values, "W_v")
     for (name, array, weight), linear in zip(given, linears):
@@ -255,6 +256,9 @@ def features(
             )
     W_q, W_k, _, W_o = linears
     of_q, of_k, of_v = (x.shape[2] if linear is None else linear[0] for (_, x, _), linear in zip(given, linears))
+    if num_kv_heads not in (None, num_heads):
+        sizes = f"{of_q}, {of_k} and {of_v} features"
+        return ShapeError(f"{num_heads} heads of queries and {num_kv_heads} of keys and values do not fit {sizes}")
     if of_k != of_q and W_q is None and W_k is None:
         return _clash("{} features", "keys", keys, 2, "queries", queries, 2)
     if of_k != of_q:

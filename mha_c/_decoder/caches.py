@@ -16,7 +16,9 @@ from .._arguments import scalars
 from .._arguments.arrays import to_array, to_lengths
 from .._arguments.calls import refuses_at_the_call
 from .._core import linear
+from .._layer.kept_weights import Placed
 from ..errors import ShapeError
+from .span import Span
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -45,8 +47,13 @@ class KeyValueCache:
     ----------
     batch : int
         How many items.
-    max_len : int
-        How many steps there is room for.
+    max_len : int or None
+        How many steps an item may have; None, with a window only: any number.
+    window : int, optional
+        Each step sees the last `window` steps, itself included, and the first `sinks`.  There is room for so many
+        steps, and a new one takes the place of the oldest.  None: each step sees all steps before it.
+    sinks : int
+        How many of the first steps every later step sees.
 
     Examples
     --------
@@ -59,16 +66,19 @@ class KeyValueCache:
     KeyValueCache(batch=3, max_len=8, lengths=[3, 3, 3])
     """
 
-    __slots__ = ("_batch", "_keys", "_max_len", "_steps", "_values", "_weights")
+    __slots__ = ("_batch", "_keys", "_max_len", "_span", "_steps", "_values", "_weights")
     _same: Any = staticmethod(same_weights)
 
     @refuses_at_the_call
-    def __init__(self, batch: int, max_len: int) -> None:
-        self._max_len = scalars.whole(max_len, "max_len")
+    def __init__(
+        self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
+    ) -> None:  # fmt: skip
+        self._span = Span.of(max_len, window, sinks)
+        self._max_len = max_len if max_len is None else scalars.whole(max_len, "max_len")
         self._batch = scalars.whole(batch, "batch")
-        scalars.check_size("a cache", self._batch, self._max_len)
+        scalars.check_size("a cache", self._batch, self._span.rows)
         self._steps: Counts = 0  # that each item has: a number where all have as many
-        self._keys: Optional[Array] = None  # (B, max_len, features), from the first call on
+        self._keys: Optional[Array] = None  # (B, rows, features), from the first call on
         self._values: Optional[Array] = None
         self._weights: Optional[Weights] = None
 
@@ -78,13 +88,23 @@ class KeyValueCache:
         return self._batch
 
     @property
-    def max_len(self) -> int:
-        """How many steps there is room for."""
+    def max_len(self) -> Optional[int]:
+        """How many steps an item may have; None: any number."""
         return self._max_len
 
     @property
+    def window(self) -> Optional[int]:
+        """How many of the last steps each step sees, itself included; None: all."""
+        return self._span.window
+
+    @property
+    def sinks(self) -> int:
+        """How many of the first steps every step sees beside its window."""
+        return self._span.sinks
+
+    @property
     def lengths(self) -> Array:
-        """How many steps each item has: a new array (B,) of int64."""
+        """How many steps each item has had: a new array (B,) of int64."""
         return self._full(self._steps)
 
     @property
@@ -109,7 +129,7 @@ class KeyValueCache:
 
     def _reorder(self, index: Any) -> None:
         order = checked_index(index, self.batch)
-        longest = most(self._steps)
+        longest = self._rows(self._steps)
         if self._keys is not None and self._values is not None:
             self._keys, self._values = (_reordered(x, order, longest) for x in (self._keys, self._values))
         self._batch = len(order)
@@ -120,13 +140,14 @@ class KeyValueCache:
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
-        return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}, lengths={self.lengths.tolist()})"
+        window = f", window={self.window}, sinks={self.sinks}" if self.window is not None else ""
+        return f"KeyValueCache(batch={self.batch}, max_len={self._max_len}{window}, lengths={self.lengths.tolist()})"
 
     def _check(self, weights: Any, counts: Counts) -> Counts:
         """How many steps each item will have after `counts` more.  ValueError if there is no room, or if the
         cache was filled by other weights than these, the layer's W_k and W_v."""
         after = self._steps + counts
-        if most(after) > self._max_len:
+        if self._max_len is not None and most(after) > self._max_len:
             full, lengths = self._full(after), self._full(self._steps)
             item = int(full.argmax())
             raise ValueError(
@@ -138,25 +159,40 @@ class KeyValueCache:
         return after
 
     def _room(self, features: tuple[int, int], dtype: Any) -> tuple[Array, Array]:
-        """Memory (B, max_len, .) for projected keys and for values.  The core appends the rows of new steps; they
-        count only after `_keep`."""
+        """Memory (B, rows, .) for projected keys and for values.  The core writes the rows of new steps; they count
+        only after `_keep`."""
         if self._keys is None or self._values is None or self._weights is None:
-            room = self._batch, self._max_len
+            room = self._batch, self._span.rows
             self._keys = _kept_or_new(self._keys, (*room, features[0]), dtype)
             self._values = _kept_or_new(self._values, (*room, features[1]), dtype)
         if self._keys.dtype != dtype:
             raise TypeError(f"the cache holds {self._keys.dtype}, but the new steps are {dtype}")
         return self._keys, self._values
 
+    def _place(self) -> Counts:
+        """The row where each item's next step goes."""
+        return self._span.place(self._steps)
+
+    def _rows(self, after: Counts) -> int:
+        """How many rows the longest item takes, once each has `after` steps."""
+        return min(most(after), self._span.rows)
+
+    def _placed(self, kept: Any, after: Counts) -> Any:
+        """What a call has kept for its attention weights, with the steps of its keys if they lie in another order."""
+        if not self._span.rolls:
+            return kept
+        return Placed(((kept, self._span.steps_of_rows(after)[:, : self._rows(after)]),), most(after))
+
     def _keep(self, weights: Any, after: Counts) -> None:
-        """Count the rows that the core has appended; `weights` projected them, and `_check` returned `after`."""
+        """Count the rows that the core has written; `weights` projected them, and `_check` returned `after`."""
         self._weights, self._steps = weights, after if isinstance(after, int) else one_count(after)
 
     def _visible_keys(self, after: Counts, n_steps: int) -> Optional[Array]:
         """How many keys each of n_steps new queries sees, (B,) or (B, n): its own step and all before it, but at most
         `after`, which `_check` returned.  None where every query sees all keys."""
         if n_steps == 1:
-            return None if isinstance(after, int) or isinstance(one_count(after), int) else after
+            there = after if isinstance(after, int) else one_count(np.minimum(after, self._span.rows))
+            return None if isinstance(there, int) else there
         seen = self._full(self._steps)[:, None] + np.arange(1, n_steps + 1)
         return np.minimum(seen, self._full(after)[:, None])
 

@@ -1,6 +1,6 @@
 """The calls of a decoder: step by step with a cache of its own keys and values, or on projected ones of an encoder.
 
-`DecodingLayer` adds these calls to `AttentionLayer`; the layers of the book (`layers.py`) derive from it.
+`Decodes` has these calls, for any layer with a plan; `DecodingLayer` adds them to `AttentionLayer`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import causal_lengths, check_causal_steps
 from .._core import explain_layer, layer_step
 from .._layer.call import AttentionLayer
+from .._layer.plan import Plan, Planned
 from ..errors import ShapeError
 from ..linear import packing_type
+from ..positions import turned_pairs
+from . import rolling
 from .caches import (
     KeyValueCache,
     ProjectedKeyValues,
     check_steps,
     lengths_of,
-    most,
     project_rows,
     step_counts,
     weights_of,
 )
 
 if TYPE_CHECKING:
-    from .._layer.call import Plan
     from .._types import Array, Causal
-    from ..linear import State
+    from ..linear import State, States
 
 
 def check_cache(cache: Any, training: bool) -> None:
@@ -39,11 +40,27 @@ def check_cache(cache: Any, training: bool) -> None:
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
 
 
-class DecodingLayer(AttentionLayer):
-    """An attention layer whose keys and values can be kept from call to call."""
+class Decodes(Planned):
+    """A layer whose keys and values can be kept from call to call."""
+
+    def _finish(self, out: Array, saved: Any, as_tensor: bool) -> Any:
+        raise NotImplementedError
+
+    def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
+        """What turns queries and keys of n steps from `first` on: see `_core.layer_step`."""
+        return None
+
+    def _check_looks_back(self) -> None:
+        """ValueError if a step of this layer may see later ones."""
+
+    def _projecting(self, states: States) -> tuple[Optional[State], ...]:
+        """The projections of keys and values."""
+        return states.get("W_k"), states.get("W_v")
 
     @refuses_at_the_call
-    def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
+    def new_cache(
+        self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
+    ) -> KeyValueCache:
         """Make a cache for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
 
         layer(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the cache.
@@ -53,8 +70,15 @@ class DecodingLayer(AttentionLayer):
 
         Parameters
         ----------
-        batch, max_len : int
-            The batch size, and the largest number of steps.
+        batch : int
+            The batch size.
+        max_len : int or None
+            The largest number of steps; None, with a window only: any number.
+        window : int, optional
+            Each step sees the last `window` steps, itself included, and the first `sinks`; the cache has room for these
+            alone.  None: all steps before it.
+        sinks : int
+            How many of the first steps every later step sees.
 
         Returns
         -------
@@ -79,7 +103,8 @@ class DecodingLayer(AttentionLayer):
         >>> cache
         KeyValueCache(batch=1, max_len=5, lengths=[5])
         """
-        return KeyValueCache(batch, max_len)
+        self._check_looks_back()
+        return KeyValueCache(batch, max_len, window=window, sinks=sinks)
 
     @refuses_at_the_call
     def project(self, keys: Any, values: Any, valid_lens: Any = None) -> ProjectedKeyValues:
@@ -120,6 +145,10 @@ class DecodingLayer(AttentionLayer):
         lens = lengths_of(valid_lens, keys.shape[0])
         states, dtype = self._sized(dict(zip(("W_k", "W_v"), arrays))), packing_type(keys, self.dtype)
         rows = [project_rows(array, state, dtype) for array, state in zip(arrays, states)]
+        turn = self._turn(0, keys.shape[1], rows[0].dtype)
+        if turn is not None:
+            by_heads = rows[0].reshape(*rows[0].shape[:2], -1, 2 * turn[0].shape[1])
+            rows[0] = turned_pairs(by_heads, *(table[:, None] for table in turn)).reshape(rows[0].shape)
         values = rows[1] if len(rows) == 2 else None
         return ProjectedKeyValues(rows[0], values, lens, weights_of(*states), as_tensor)
 
@@ -139,20 +168,6 @@ class DecodingLayer(AttentionLayer):
                 parameters.states = states = {**states, **drawn}
         return [states.get(name) for name in inputs]
 
-    def _call(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
-        cache: Any = None,
-    ) -> Any:  # fmt: skip
-        if cache is not None:
-            check_causal_steps(causal)
-            return self._step(cache, queries, keys, values, valid_lens, training)
-        if type(keys) is ProjectedKeyValues:
-            kv, (keys, values, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
-            (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
-            valid_lens = causal_lengths(causal, queries, keys, valid_lens)
-            return self._run(queries, keys, values, valid_lens, training, as_tensor or kv._as_tensor, kv._projections)
-        return super()._call(queries, keys, values, valid_lens, causal, training)
-
     def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Any, Any]:
         """Keys, values and lengths of a call with `kv`; ValueError if other weights made it."""
         if kv._values is not None and values is not None:
@@ -168,26 +183,49 @@ class DecodingLayer(AttentionLayer):
         queries, keys, values = arrays
         check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
         of_one_type(arrays, "queries", "keys", "values")
-        counts = step_counts(valid_lens, cache.batch, queries.shape[1])
+        n_steps = queries.shape[1]
+        counts = step_counts(valid_lens, cache.batch, n_steps)
 
         def check(plan: Plan) -> None:
-            cache._check(weights_of(plan.states.get("W_k"), plan.states.get("W_v")), counts)
+            cache._check(weights_of(*self._projecting(plan.states)), counts)
             explain_layer(queries, keys, values, None, *plan.in_core, 0.0, 0, False)
 
         def run(plan: Plan) -> Any:
-            states = plan.states.get("W_k"), plan.states.get("W_v")
-            weights = weights_of(*states)
+            weights = weights_of(*self._projecting(plan.states))
             after = cache._check(weights, counts)
-            n_k, n_v = (state.out_features if state else x.shape[2] for x, state in zip((keys, values), states))
-            k_room, v_room = cache._room((n_k, n_v), queries.dtype.type)
-            lens, n_steps = cache._visible_keys(after, queries.shape[1]), most(after)
             projections, w_v, num_heads, _ = plan.in_core
-            # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
-            out, saved = layer_step(
-                queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, k_room, v_room,
-                cache._steps, counts, n_steps,
-            )  # fmt: skip
+            n_k, n_v = (W[2][0] if W else x.shape[2] for x, W in zip((keys, values), projections[1:]))
+            k_room, v_room = cache._room((n_k, n_v), queries.dtype.type)
+            turn = self._turn(cache._steps, n_steps, queries.dtype.type)
+            if cache._span.in_order(n_steps):
+                lens, n_rows = cache._visible_keys(after, n_steps), cache._rows(after)
+                # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
+                out, saved = layer_step(
+                    queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, k_room, v_room,
+                    cache._place(), counts, n_rows, turn,
+                )  # fmt: skip
+                saved = cache._placed(saved, after)
+            else:
+                out, saved = rolling.attend(cache, arrays, projections, w_v, num_heads, turn, counts)
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)
 
         return self._with_plan((queries, keys, values), check, run)
+
+
+class DecodingLayer(AttentionLayer, Decodes):
+    """An attention layer that decodes, too."""
+
+    def _call(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
+        cache: Any = None,
+    ) -> Any:  # fmt: skip
+        if cache is not None:
+            check_causal_steps(causal)
+            return self._step(cache, queries, keys, values, valid_lens, training)
+        if type(keys) is ProjectedKeyValues:
+            kv, (keys, values, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
+            (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
+            valid_lens = causal_lengths(causal, queries, keys, valid_lens)
+            return self._run(queries, keys, values, valid_lens, training, as_tensor or kv._as_tensor, kv._projections)
+        return super()._call(queries, keys, values, valid_lens, causal, training)

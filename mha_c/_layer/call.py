@@ -6,11 +6,10 @@ Used by the layers of the book (`layers.py`) and by those of other systems (`var
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
 
-import numpy as np
 from numpy import ndarray
 
 from .._arguments import calls, scalars
@@ -18,9 +17,10 @@ from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays
 from .._arguments.core_refusals import PackedForOthers
 from .._arguments.options import causal_lengths
 from .._core import explain_layer, isa, layer_backward, layer_forward
-from ..linear import Parameters, State, packing_type
+from ..linear import State, packing_type
 from .kept_weights import Kept, saved_weights
-from .module import Dropout, Layer
+from .module import Dropout
+from .plan import BOOK_NAMES, NO_WAY_BACK, Plan, Planned
 from .viewable import Viewable
 
 if TYPE_CHECKING:
@@ -30,40 +30,11 @@ if TYPE_CHECKING:
     from .._types import Array, Causal, Real, RngLike
     from ..linear import States
 
-BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
-
 
 @cache
 def _gradient_names(roles: tuple[str, ...]) -> tuple[str, ...]:
     """The parameters of the four projections and w_v, in the order in which the core gives their gradients."""
     return *(f"{role}.{suffix}" for suffix in ("weight", "bias") for role in roles), "w_v.weight"
-
-
-class Plan:
-    """What a call needs of its layer, collected once; used until a parameter, the inputs' type or the instruction set
-    changes."""
-
-    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states")  # read faster than a NamedTuple's
-
-    def __init__(
-        self,
-        dtype: Any,
-        states: States,
-        isa: str,
-        in_core: tuple[Any, Any, Any, Any],
-        parameters: Parameters,
-        child: Optional[AttentionLayer],
-    ) -> None:
-        self.dtype, self.states, self.isa = dtype, states, isa  # the plan is valid for these
-        self.in_core = in_core  # the projections of queries, keys, values, result; w_v; number of heads; empty_rows
-        self.parameters = parameters  # has the current states
-        self.child = child  # the inner layer, which shows the attention weights too
-
-    def without(self, projections: Sequence[str]) -> Plan:
-        """The plan of a call whose keys or values have been through W_k or W_v already."""
-        packed = zip(BOOK_NAMES, self.in_core[0])
-        left = tuple(None if name in projections else projection for name, projection in packed)
-        return Plan(self.dtype, self.states, self.isa, (left, *self.in_core[1:]), self.parameters, self.child)
 
 
 class Record(NamedTuple):
@@ -77,14 +48,13 @@ class Record(NamedTuple):
     as_tensor: bool
 
 
-class AttentionLayer(Layer, Viewable):
+class AttentionLayer(Planned, Viewable):
     """The call that the three layers share, `attention_weights` and `backward`."""
 
     _roles = BOOK_NAMES  # names of the four projections
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _by_head = False  # whether attention_weights has an axis for the heads
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
-    _plan: Optional[Plan] = None
     _record: Optional[Record] = None
 
     def __init__(self, states: tuple[State, ...], dropout: Any, dtype: Any, rng: RngLike, empty_rows: str) -> None:
@@ -164,15 +134,6 @@ class AttentionLayer(Layer, Viewable):
         valid_lens = causal_lengths(causal, queries, keys, valid_lens)
         return self._run(queries, keys, values, valid_lens, training, as_tensor)
 
-    def _current_plan(self, queries: Array) -> Optional[Plan]:
-        """The plan for inputs of this type; None while a size is not known."""
-        plan, states = self._plan, self._parameters.states
-        if plan is None or plan.dtype is not queries.dtype or plan.states is not states or plan.isa != isa():
-            if self._parameters.is_open():
-                return None
-            plan = self._plan = self._make_plan(queries, states)
-        return plan
-
     def _run(
         self, queries: Array, keys: Array, values: Array, valid_lens: Any, training: Any, as_tensor: bool,
         projected: Sequence[str] = (),
@@ -193,43 +154,6 @@ class AttentionLayer(Layer, Viewable):
             return self._finish(out, saved, as_tensor, () if projected else (*inputs, valid_lens))
 
         return self._with_plan(inputs, check, run)
-
-    def _with_plan(
-        self, inputs: tuple[Array, Array, Array], check: Callable[[Plan], Any], run: Callable[[Plan], Any]
-    ) -> Any:
-        """run(plan).  While a size is not known, check(plan) comes first, with weights of 0: a call that it refuses
-        sets no size, and draws no numbers from a stream that others may draw from, too."""
-        plan = self._current_plan(inputs[0])
-        if plan is not None:
-            self._plan, out = self._run_packed(plan, inputs[0], run)
-            return out
-        parameters = self._parameters
-        with parameters.lock:
-            states = parameters.states
-            if parameters.is_open():  # else another thread has just set the sizes
-                self._run_packed(self._plan_of_zeros(inputs), inputs[0], check)
-                states = self._drawn(states, self._features(inputs))
-            plan, out = self._run_packed(self._make_plan(inputs[0], states), inputs[0], run)
-            parameters.states, self._plan = states, plan
-        return out
-
-    def _run_packed(self, plan: Plan, queries: Array, run: Callable[[Plan], Any]) -> tuple[Plan, Any]:
-        """(plan, run(plan)); where another thread has selected another instruction set, with weights packed again."""
-        while True:
-            try:
-                return plan, run(plan)
-            except PackedForOthers:
-                for state in plan.states.values():
-                    state.forget_packed()
-                plan = self._make_plan(queries, plan.states)
-
-    def _features(self, inputs: Sequence[Array]) -> dict[str, int]:
-        return dict(zip(self._roles, (array.shape[-1] if array.ndim else 0 for array in inputs)))
-
-    def _plan_of_zeros(self, inputs: Sequence[Array]) -> Plan:
-        """The plan of a call that would set sizes, with weights of 0 where none are drawn yet."""
-        states = self._drawn(self._parameters.states, self._features(inputs), lambda low, high, shape: np.zeros(shape))
-        return self._make_plan(inputs[0], states)
 
     def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
         p = self._dropout._p
@@ -344,10 +268,7 @@ class AttentionLayer(Layer, Viewable):
             )
         roles = [record.plan.states.get(name) for name in self._roles]
         if any(role is not None and packed is None for role, packed in zip(roles, record.plan.in_core[0])):
-            raise RuntimeError(
-                "the last call in training mode was given projected keys, through which no gradient reaches W_k: give "
-                "it the keys themselves"
-            )
+            raise RuntimeError(NO_WAY_BACK)
         try:
             grad_output = gradient_like(record.out.shape, record.out.dtype, grad_output)
         except (TypeError, ValueError) as error:

@@ -27,7 +27,7 @@ class Kept(NamedTuple):
     row_max: Any = None  # (B, H, Q)
     row_sum: Any = None
     lengths: Any = None  # or None
-    num_heads: Any = None
+    num_heads: Any = None  # a number, or (of queries, of keys)
     empty_rows: Any = None
     values: Any = None  # after a call in training: the projected values, or None
     context: Any = None  # and the attended ones
@@ -36,6 +36,28 @@ class Kept(NamedTuple):
     def for_weights(self) -> Kept:
         """Without what only the backward pass reads."""
         return tuple.__new__(Kept, (*self[:N_FOR_WEIGHTS], None, None, None))
+
+
+class Placed(NamedTuple):
+    """What a call kept whose keys lie in another order than their steps, or are not all there: a cache with a window.
+
+    pieces   for some queries after others: what their weights (B, H, n, K) are computed from, a Kept or what has
+             `weights()`; and the steps of these keys, (B, K) or (1, K) of int64, -1 where there is none
+    n_steps  how many steps there have been: the columns of the weights
+    """
+
+    pieces: tuple[Any, ...]
+    n_steps: int
+
+    def weights(self, view: Callable[[Array], Any] = np.asarray) -> Array:
+        found = []
+        for kept, steps in self.pieces:
+            part = np.asarray(saved_weights(kept, view) if type(kept) in (tuple, Kept) else kept.weights())
+            full = np.zeros((*part.shape[:3], self.n_steps), part.dtype)
+            for item, at in enumerate(np.broadcast_to(steps, (len(part), steps.shape[1]))):
+                full[item][:, :, at[at >= 0]] = part[item][:, :, at >= 0]
+            found.append(full)
+        return np.concatenate(found, axis=2)
 
 
 N_FOR_WEIGHTS = 10  # elements of a Kept that determine the weights; the others are for the backward pass
@@ -53,6 +75,8 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
     view    applied to q before the core gets it: torch.from_numpy makes the core use torch's threads
     RuntimeError if the call used another instruction set.
     """
+    if isinstance(saved, Placed):
+        return saved.weights(view)
     try:
         kept = Kept(*saved)
         if len(saved) not in (N_FOR_WEIGHTS, 12, len(Kept._fields)):  # 12: version 0.1.0
@@ -61,7 +85,8 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
             if kept.weights.ndim == 4 and kept.weights.dtype in (np.float32, np.float64):
                 return np.array(kept.weights, order="C")
         elif kept.isa == isa():
-            q, k = _by_heads(kept.q, kept.num_heads), _by_heads(kept.k, kept.num_heads)
+            heads, kv_heads = kept.num_heads if isinstance(kept.num_heads, tuple) else (kept.num_heads,) * 2
+            q, k = _by_heads(kept.q, heads), _by_heads(kept.k, kv_heads)
             return attention_weights(view(q), k, kept.w_v, kept.lengths, kept.row_max, kept.row_sum, kept.empty_rows)
         elif isinstance(kept.isa, str):
             raise RuntimeError(

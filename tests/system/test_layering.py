@@ -84,7 +84,7 @@ def test_includes(path):
 INSIDE = {
     "attention": "visible problem plan room job walk operands blocks rows scores values empty_rows weights columns "
     "forward backward_tile score_grads backward attention dropout masked_softmax",
-    "layer": "linear linear_pack linear_append linear_backward layer slices layer_backward explain",
+    "layer": "turn linear linear_pack linear_append linear_backward layer slices layer_backward explain",
 }
 
 
@@ -139,13 +139,14 @@ ORDER = [
     ("_layer.viewable",),
     ("config",),
     ("masking", "linear"),
-    ("_layer.module",),
+    ("_layer.module", "_decoder.span"),
     ("positions",),
     ("_arguments.constructors", "_arguments.options"),
     ("_gradients", "_summary"),
     ("functional",),
     ("_reference",),
-    ("_decoder.caches",),
+    ("_decoder.caches", "_layer.plan"),
+    ("_decoder.rolling",),
     ("_layer.call",),
     ("_decoder.steps",),
     ("layers", "variants", "similarity", "grouped"),

@@ -1,0 +1,78 @@
+"""Which steps a cache keeps, and in which rows of its memory: all of them, or the first ones and a window of the last.
+
+With a window a row is used again: step i lies in row i if it is among the `sinks`, else in row
+sinks + (i - sinks) % window.  Attention does not ask for the order of its keys, so that one new step needs nothing
+else: it takes the row of the step that leaves its window, and sees all rows.  Of several new steps each sees other
+rows, some of which the last of them replace: `sees` says which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import numpy as np
+
+from .._arguments import scalars
+
+if TYPE_CHECKING:
+    from .._types import Array
+
+
+class Span(NamedTuple):
+    """The rows of a cache."""
+
+    rows: int  # there is room for
+    window: Optional[int]  # the last steps, which a step sees; None: all
+    sinks: int  # the first steps, which every step sees
+    rolls: bool  # rows are used again
+
+    @classmethod
+    def of(cls, max_len: Any, window: Any, sinks: Any) -> Span:
+        most = None if max_len is None else scalars.whole(max_len, "max_len")
+        sinks = scalars.whole(sinks, "sinks", least=0)
+        if window is None:
+            if sinks:
+                raise ValueError(f"sinks = {sinks} needs a window: without one every step sees all steps before it")
+            if most is None:
+                raise ValueError("max_len=None needs a window: without one a cache has room for max_len steps")
+            return cls(most, None, 0, False)
+        window = scalars.whole(window, "window", least=0)
+        rolls = most is None or most > sinks + window
+        return cls(sinks + window if most is None or rolls else most, window, sinks, rolls)
+
+    def in_order(self, n_new: int) -> bool:
+        """Whether n new steps see every row up to their own, and replace none that one of them sees."""
+        return not self.rolls or (n_new <= 1 and self.window != 0)
+
+    def place(self, steps: Any) -> Any:
+        """The rows of these steps, a number or an array."""
+        if not self.rolls or not self.window:
+            return steps
+        later = self.sinks + (steps - self.sinks) % self.window
+        return (
+            np.where(steps < self.sinks, steps, later)
+            if isinstance(steps, np.ndarray)
+            else (steps if steps < self.sinks else later)
+        )
+
+    def steps_of_rows(self, n_steps: Any) -> Array:
+        """The steps that lie in the rows after n_steps, a number or (B,): (1 or B, rows) of int64, -1 where none is."""
+        row, n = np.arange(self.rows), np.reshape(n_steps, (-1, 1))
+        if not self.rolls or not self.window:
+            return np.where(row < n, row, -1)
+        last = n - 1 - self.sinks  # this and the next count from the last sink on
+        later = last - (last - (row - self.sinks)) % self.window
+        first = row < self.sinks
+        return np.where(np.where(first, row < n, later >= 0), np.where(first, row, self.sinks + later), -1)
+
+    def kept(self, steps: Array, after: Any) -> Array:
+        """Whether these steps (1 or B, n) are still in the cache after so many."""
+        n = np.reshape(after, (-1, 1))
+        there = (steps >= 0) & (steps < n)
+        return there if not self.rolls else there & ((steps < self.sinks) | (steps >= n - (self.window or 0)))
+
+    def sees(self, queries: Array, keys: Array) -> Array:
+        """Whether queries at steps (1 or B, Q) see keys at steps (1 or B, K), of which -1 is none: (1 or B, Q, K)."""
+        query, key = queries[:, :, None], keys[:, None]
+        near = key >= 0 if self.window is None else (key < self.sinks) | (key > query - self.window)
+        return near & (key >= 0) & (key <= query)
