@@ -43,9 +43,14 @@ def parts(cache: KeyValueCache, counts: Counts, n_new: int) -> Iterator[Part]:
         last = min(first + size, n_new)
         new = np.r_[: min(first_ones, last), max(first - (span.window or 0), min(first_ones, last)) : last]
         steps = np.where(new < np.reshape(counts, (-1, 1)), had + new, -1)
-        items = max(len(there), len(steps))
-        keys = np.concatenate([np.broadcast_to(x, (items, x.shape[1])) for x in (there, steps)], axis=1)
+        keys = side_by_side(there, steps)
         yield Part(slice(first, last), new, span.sees(had + np.arange(first, last), keys), keys)
+
+
+def side_by_side(a: Array, b: Array) -> Array:
+    """Two arrays (1 or B, .) as one."""
+    items = max(len(a), len(b))
+    return np.concatenate([np.broadcast_to(x, (items, x.shape[1])) for x in (a, b)], axis=1)
 
 
 def places(cache: KeyValueCache, counts: Counts, n_new: int) -> tuple[Array, Array, Array]:

@@ -42,18 +42,27 @@ class Span(NamedTuple):
 
     def in_order(self, n_new: int) -> bool:
         """Whether n new steps see every row up to their own, and replace none that one of them sees."""
-        return not self.rolls or (n_new <= 1 and self.window != 0)
+        return not self.rolls or n_new <= 1
 
     def place(self, steps: Any) -> Any:
         """The rows of these steps, a number or an array."""
-        if not self.rolls or not self.window:
+        if not self.rolls:
             return steps
+        if not self.window:
+            return np.minimum(steps, self.sinks) if isinstance(steps, np.ndarray) else min(steps, self.sinks)
         later = self.sinks + (steps - self.sinks) % self.window
         return (
             np.where(steps < self.sinks, steps, later)
             if isinstance(steps, np.ndarray)
             else (steps if steps < self.sinks else later)
         )
+
+    def taken(self, steps: Any, counts: Any) -> Any:
+        """How many of `counts` new steps behind `steps` take a row: in a window of no steps, only sinks."""
+        if self.window != 0 or not self.rolls:
+            return counts
+        few = np.clip(self.sinks - steps, 0, counts)
+        return few if isinstance(few, np.ndarray) and few.ndim else int(few)
 
     def steps_of_rows(self, n_steps: Any) -> Array:
         """The steps that lie in the rows after n_steps, a number or (B,): (1 or B, rows) of int64, -1 where none is."""

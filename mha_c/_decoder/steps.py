@@ -202,7 +202,7 @@ class Decodes(Planned):
                 # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
                 out, saved = layer_step(
                     queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, k_room, v_room,
-                    cache._place(), counts, n_rows, turn,
+                    cache._place(), cache._span.taken(cache._steps, counts), n_rows, turn,
                 )  # fmt: skip
                 saved = cache._placed(saved, after)
             else:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from .._layer.viewable import Viewable
@@ -23,9 +25,9 @@ class AttendsHeads(ShowsWeights, Viewable):
 
     num_heads: int
 
-    def _attended(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attended(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, keep_mask: Any = None) -> Tensor:
         """(B, H, Q, Dv), of q (B, H, Q, D), k (B, Hkv, K, D) and v (B, Hkv, K, Dv), which are the layer's own."""
-        tensors = AttentionTensors(q, k, v)
+        tensors = AttentionTensors(q, k, v, keep_mask=keep_mask)
         found = attend(call, tensors)
         self.__dict__["_last"] = last_of(call, tensors, found, (False, False))
         return found.out

@@ -124,7 +124,9 @@ class AttentionModule(ShowsWeights, Viewable):
 
     @twin(DecodingLayer.new_cache)
     @refuses_at_the_call
-    def new_cache(self, batch: int, max_len: int) -> KeyValueCache:
+    def new_cache(
+        self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
+    ) -> KeyValueCache:
         """Make a cache for the projected keys and values of max_len steps of `batch` items.
 
         module(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the
@@ -142,7 +144,7 @@ class AttentionModule(ShowsWeights, Viewable):
         >>> cache.lengths
         tensor([3])
         """
-        return KeyValueCache(batch, max_len)
+        return KeyValueCache(batch, max_len, window=window, sinks=sinks)
 
     @twin(DecodingLayer.project)
     @refuses_at_the_call

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -11,18 +14,25 @@ from .. import grouped as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.arrays import check_features
 from .._arguments.calls import refuses_at_the_call
-from .._arguments.options import core_corner
-from ._call.records import AttentionCall
+from .._arguments.options import check_causal_steps, core_corner
+from .._decoder.steps import Decodes
+from ._call import core
+from ._call.children import Layout, Parts, has_first_names, plain_parameters
+from ._call.records import AttentionCall, Parameters
+from ._decoder.decoding import KeyValueCache, Steps
+from ._decoder.projected import ProjectedKeyValues, project
 from ._heads import AttendsHeads
-from ._tensors import FLOATS, check_inputs, elsewhere, recorded_or_transformed
+from ._private import quickly_on_cpu, watched
+from ._tensors import FLOATS, PLAIN, check_inputs, elsewhere, exporting, is_compiling, recorded_or_transformed
 from ._twins import twin
+from ._weights.last import in_steps
 
 if TYPE_CHECKING:
     from .._types import Causal
 
 
 class RotatesHeads(AttendsHeads):
-    """What both layers share: attention of heads that are rotated on request.
+    """What both layers share: attention of heads that are rotated on request, and decoding.
 
     Attributes
     ----------
@@ -31,15 +41,85 @@ class RotatesHeads(AttendsHeads):
     """
 
     rope: bool
+    _layout: Layout  # of the class
 
-    def _joined(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Any, causal: Any) -> Tensor:
-        """(B, Q, H * D), of q (B, Q, H, D) and k, v (B, K, Hkv, D)."""
+    def _joined(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Any, causal: Any, projected: bool = False) -> Tensor:
+        """(B, Q, H * D), of q (B, Q, H, D) and k, v (B, K, Hkv, D); projected: k is rotated already."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if self.rope:
             turn = turns(k) if k.shape[2] >= q.shape[2] else turns(q)
-            q, k = turned(q, turn), turned(k, turn)
+            q, k = turned(q, turn), k if projected else turned(k, turn)
         lens = None if valid_lens is None else torch.as_tensor(valid_lens).clone()  # the caller may change it
         return self._attended(AttentionCall(lens, causal), q, k, v).transpose(1, 2).flatten(2)
+
+    def _heads(self, inputs: Any) -> Any:
+        """q (B, Q, H, D) and k, v (B, K, Hkv, D), by the children."""
+        raise NotImplementedError
+
+    def _for_core(self, parameters: Parameters) -> Parameters:
+        """The parameters with queries, keys and values in their places."""
+        return parameters
+
+    def _check_looks_back(self) -> None:
+        """ValueError if a step of this layer may see later ones."""
+
+    @twin(Decodes.new_cache)
+    @refuses_at_the_call
+    def new_cache(
+        self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
+    ) -> KeyValueCache:
+        """Make a cache for the projected keys and values of max_len steps of `batch` items.
+
+        A call with cache= projects only the new steps of its input, and rotates them at their own positions: behind the
+        steps in the cache.  The cache holds the heads of keys and values, no copies for the heads of queries that share
+        them.  In eval mode and without gradients only.
+
+        Examples
+        --------
+        >>> import torch, mha_c.torch
+        >>> attention = mha_c.torch.CausalAttention(num_hiddens=8, num_heads=2, rope=True).eval()
+        >>> cache = attention.new_cache(batch=1, max_len=None, window=4, sinks=1)
+        >>> with torch.no_grad():
+        ...     for step in torch.randn(9, 1, 1, 8):
+        ...         out = attention(step, cache=cache)
+        >>> cache.lengths, cache.nbytes
+        (tensor([9]), 320)
+        """
+        self._check_looks_back()
+        return KeyValueCache(batch, max_len, window=window, sinks=sinks)
+
+    def _step(self, cache: Any, inputs: Any, valid_lens: Any) -> Tensor:
+        """A call with a cache: by the core if it can read all parts, else by the children."""
+        steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(turn=self._turn if self.rope else None)
+        plain = all(type(x) in PLAIN and quickly_on_cpu(x) for x in inputs)
+        if plain and not (is_compiling() or watched() or exporting()) and has_first_names(self):
+            parameters = plain_parameters(self)
+            if parameters is not None:
+                parts = Parts(self._for_core(parameters), self.__dict__, None, None)
+                parts, same = parts.in_one_type(inputs)
+                with suppress(BufferError):
+                    return core.call(self, parts, same, None, None, steps, inputs[0].dtype)
+        first = cache._steps
+        q, k, v = self._heads(inputs)
+        if self.rope:
+            turn = turns(q.transpose(1, 2), first)
+            q, k = (turned(x.transpose(1, 2), turn).transpose(1, 2) for x in (q, k))
+        seen = steps.appended(k.flatten(2), v.flatten(2))
+        k, v = (x.unflatten(2, (-1, q.shape[3])) for x in seen[:2])
+        call = AttentionCall(seen.valid_lens, return_weights=seen.steps is not None)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = self._attended(call, q, k, v, seen.keep_mask)
+        self.__dict__["_last"] = in_steps(self.__dict__["_last"], seen.steps, seen.n_steps)
+        found: Tensor = self._modules["W_o"](out.transpose(1, 2).flatten(2))
+        return found
+
+    def _turn(self, first: Any, n_steps: int, dtype: torch.dtype) -> Any:
+        """Cosines and sines of n steps from `first` on, a number or (B,), as the core takes them."""
+        features = self._modules["W_o"].in_features // self.num_heads
+        kind = torch.float64 if dtype is torch.float64 else torch.float32
+        if isinstance(first, int):
+            return _turn_of_all(first, n_steps, features, torch.get_default_dtype(), kind)
+        return tuple(x.squeeze(1).to(kind).numpy() for x in _turns(places(first, n_steps), features))
 
 
 @twin(of_numpy.GQAAttention)
@@ -91,22 +171,65 @@ class GQAAttention(RotatesHeads):
         for name, n_out in (("W_q", hiddens), ("W_k", n_shared), ("W_v", n_shared), ("W_o", hiddens)):
             setattr(self, name, nn.Linear(hiddens, n_out, bias, **place))
 
+    @twin(Decodes.project)
+    @refuses_at_the_call
+    def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
+        """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
+
+        Keys are rotated at the positions 0, 1, ... with rope.  Gradients flow back to keys, values, W_k and W_v.
+
+        Examples
+        --------
+        >>> import torch, mha_c.torch
+        >>> gqa = mha_c.torch.GQAAttention(num_hiddens=16, num_heads=4, num_kv_heads=2, causal=False)
+        >>> kv = gqa.project(torch.ones(2, 6, 16), torch.ones(2, 6, 16), torch.tensor([3, 6]))
+        >>> gqa(torch.ones(2, 1, 16), kv).shape
+        torch.Size([2, 1, 16])
+        """
+        kv = project(self, keys, values, valid_lens)
+        if self.rope:
+            heads = kv._keys.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            kv._keys = turned(heads, turns(heads)).transpose(1, 2).flatten(2)
+        return kv
+
     @calls.checks_names
     def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = None
-    ) -> Tensor:
+        self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
+        causal: Causal = None, cache: Optional[KeyValueCache] = None,
+    ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
-        calls.check_order(type(self).__name__, keys, values, valid_lens)
+        if cache is not None:
+            self._check_looks_back(causal)
+            return self._step(cache, (queries, keys, values), valid_lens)
+        name, projected = type(self).__name__, isinstance(keys, ProjectedKeyValues)
+        if projected:
+            k_rows, v_rows, valid_lens = keys._given_to(self, queries, values, valid_lens)
+            keys = values = queries  # as good as any that fit
+        if keys is None or values is None or queries is None:
+            raise calls.missing(name, queries=queries, keys=keys, values=values)
+        calls.check_order(name, keys, values, valid_lens)
         inputs = {"queries": queries, "keys": keys, "values": values}
         check_inputs(**inputs)
         for name, x in inputs.items():
             check_features(x, name, self.head_dim * self.num_heads)
-        projected = self.W_q(queries), self.W_k(keys), self.W_v(values)
-        q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in projected)
+        if projected:
+            keys = k_rows
+            q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in (self.W_q(queries), k_rows, v_rows))
+        else:
+            q, k, v = self._heads((queries, keys, values))
         corner = core_corner(of_numpy.corner(self.causal, valid_lens, causal), queries, keys)
-        joined = self._joined(q, k, v, valid_lens, corner)
+        joined = self._joined(q, k, v, valid_lens, corner, projected)
         found: Tensor = self.W_o(joined)
         return found
+
+    def _heads(self, inputs: Any) -> Any:
+        projected = (child(x) for child, x in zip((self.W_q, self.W_k, self.W_v), inputs))
+        return [x.unflatten(2, (-1, self.head_dim)) for x in projected]
+
+    def _check_looks_back(self, causal: Causal = None) -> None:
+        check_causal_steps(causal)
+        if not (self.causal if causal is None else causal):
+            raise ValueError(of_numpy.LOOKS_AHEAD)
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
         W_q: nn.Linear
@@ -115,8 +238,12 @@ class GQAAttention(RotatesHeads):
         W_o: nn.Linear
 
         def __call__(
-            self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = None
-        ) -> Tensor: ...
+            self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
+            causal: Causal = None, cache: Optional[KeyValueCache] = None,
+        ) -> Tensor: ...  # fmt: skip
+
+
+GQAAttention._layout = Layout.of(enumerate(("W_q", "W_k", "W_v", "W_o")))
 
 
 @twin(of_numpy.CausalAttention)
@@ -159,30 +286,64 @@ class CausalAttention(RotatesHeads):
         self.W_o = nn.Linear(hiddens, hiddens, bias, **place)
 
     @calls.checks_names
-    def forward(self, X: Tensor, *others: Any, causal: Causal = True) -> Tensor:
+    def forward(self, X: Tensor, *others: Any, causal: Causal = True, cache: Optional[KeyValueCache] = None) -> Tensor:
         """One call of the layer: see the class."""
         of_numpy.check_is_causal(causal)
+        if cache is not None:
+            return self._step(cache, (X, X, X), None)
         check_inputs(X=X)
         check_features(X, "X", self.W_o.in_features)
-        q, k, v = self.W_qkv(X).unflatten(2, (3, self.num_heads, -1)).unbind(2)
+        q, k, v = self._heads((X,))
         found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
         return found
 
+    def _heads(self, inputs: Any) -> Any:
+        return self.W_qkv(inputs[0]).unflatten(2, (3, self.num_heads, -1)).unbind(2)
+
+    def _for_core(self, parameters: Parameters) -> Parameters:
+        assert parameters.W_k is not None  # all three, as the layout says
+        W_q, W_k, W_v = parameters.W_k.chunk(3)
+        b_q, b_k, b_v = (None,) * 3 if parameters.b_k is None else parameters.b_k.chunk(3)
+        return parameters._replace(W_q=W_q, W_k=W_k, W_v=W_v, b_q=b_q, b_k=b_k, b_v=b_v)
+
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
-        def __call__(self, X: Tensor, *others: Any, causal: Causal = True) -> Tensor: ...
+        def __call__(
+            self, X: Tensor, *others: Any, causal: Causal = True, cache: Optional[KeyValueCache] = None
+        ) -> Tensor: ...
+
+
+CausalAttention._layout = Layout.of(((1, "W_qkv"), (3, "W_o")))  # among the Parameters of keys: so a cache knows it
 
 
 # --- Rotary positions, as the book computes them ----------------------------------------------------------
 
 
-def turns(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(cosines, sines) of the angles (T, D/2) of x (B, H, T, D), in torch's default type: the book's own numbers."""
-    features = x.shape[-1]
-    place = torch.arange(x.shape[-2], dtype=torch.float32, device=x.device)
-    rates = 10000.0 ** (-torch.arange(0, features, 2, device=x.device) / features)
-    angles = place[:, None] * rates
+def turns(x: Tensor, first: Any = 0) -> tuple[Tensor, Tensor]:
+    """(cosines, sines) of the angles (T, D/2) of x (B, H, T, D), whose positions begin with `first`; (B, 1, T, D/2) if
+    each item has its own.  In torch's default type: the book's own numbers."""
+    if isinstance(first, int):
+        at = torch.arange(first, first + x.shape[-2], dtype=torch.float32, device=x.device)
+    else:
+        at = places(first, x.shape[-2]).to(x.device, non_blocking=True)
+    return _turns(at, x.shape[-1])
+
+
+def places(first: Any, n_steps: int) -> Tensor:
+    """(B, 1, T): the positions of n steps from `first` (B,) on."""
+    return torch.from_numpy((first[:, None, None] + np.arange(n_steps)).astype(np.float32))
+
+
+def _turns(at: Tensor, features: int) -> tuple[Tensor, Tensor]:
+    rates = 10000.0 ** (-torch.arange(0, features, 2, device=at.device) / features)
+    angles = at[..., None] * rates
     return angles.cos(), angles.sin()
+
+
+@lru_cache(maxsize=4)  # all layers of a model ask for the same at each step
+def _turn_of_all(first: int, n_steps: int, features: int, default: torch.dtype, dtype: torch.dtype) -> Any:
+    angles = _turns(torch.arange(first, first + n_steps, dtype=torch.float32, device="cpu"), features)
+    return tuple(x.to(dtype).numpy() for x in angles)
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
@@ -191,7 +352,7 @@ def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     One product of complex numbers has the same bits as the book's six operations and takes a sixth of their time, or
     less.  Compilers, exporters and transforms follow those six.
     """
-    cos, sin = (part[: x.shape[-2]] for part in turn)
+    cos, sin = (part[..., : x.shape[-2], :] for part in turn)
     if x.dtype in FLOATS and not (elsewhere(x) or recorded_or_transformed()):
         pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin).to(pairs.dtype)).flatten(-2)

@@ -19,9 +19,10 @@ def seen(n, window=None, sinks=0):
     return (j <= i) & near
 
 
-def attended(x, state, heads, kv_heads, rope=False, window=None, sinks=0):
+def attended(x, state, heads, kv_heads, rope=None, window=None, sinks=0):
     """(outputs (B, T, F), weights (B, H, T, T)) of x (B, T, F) as one uncached call, in float64.
 
+    rope    what rotates (B, H, T, D), such as `rotated`, or None
     state   {name: array}: W_q, W_k, W_v, or W_qkv, and W_o, with or without biases
     """
     x, state = np.asarray(x, "f8"), {name: np.asarray(array, "f8") for name, array in state.items()}
@@ -35,8 +36,8 @@ def attended(x, state, heads, kv_heads, rope=False, window=None, sinks=0):
 
     q, k, v = (projected(x, name).reshape(*x.shape[:2], n, len(state[f"{name}.weight"]) // n).transpose(0, 2, 1, 3)
                for name, n in (("W_q", heads), ("W_k", kv_heads), ("W_v", kv_heads)))  # fmt: skip
-    if rope:
-        q, k = rotated(q), rotated(k)
+    if rope is not None:
+        q, k = rope(q), rope(k)
     k, v = (y.repeat(heads // kv_heads, axis=1) for y in (k, v))
     scores = np.where(seen(x.shape[1], window, sinks), q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3]), -np.inf)
     exps = np.exp(scores - np.maximum(scores.max(-1, initial=-np.inf, keepdims=True), -1e300))

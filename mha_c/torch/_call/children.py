@@ -82,8 +82,12 @@ def standard_parts(module: Any) -> Optional[Parts]:
 def parts_in_python(module: Any) -> Optional[Parts]:
     """`layer_parts` for compilers, which must see each check in Python code; without packed weights."""
     inner = plain_attention(module)
-    if inner is None:
-        return None
+    parameters = None if inner is None else plain_parameters(module)
+    return None if parameters is None else Parts(parameters, inner.__dict__, inner._modules["dropout"], None)
+
+
+def plain_parameters(module: Any) -> Optional[Parameters]:
+    """The parameters of the layer's linear children; None where one of them does something else than its class."""
     found: list[Any] = [None] * 9
     for slot, name in _layout_in_python(type(module), exporting())[1]:
         linear = module._modules.get(name)
@@ -97,7 +101,16 @@ def parts_in_python(module: Any) -> Optional[Parts]:
             found[slot + 4] = own["bias"]
         elif own["bias"] is not None:  # attention does not depend on it, but its gradient is 0 and not None
             return None
-    return Parts(Parameters(*found), inner.__dict__, inner._modules["dropout"], None)
+    return Parameters(*found)
+
+
+def has_first_names(module: Any) -> bool:
+    """Whether no name that the layer's class or torch had at first is replaced, and no hook sees all modules."""
+    kind = type(module)
+    whole, _, _, _, own_names = _layout_in_python(kind, exporting())
+    for name in own_names:
+        whole = whole and getattr(kind, name) is not None and name not in module.__dict__
+    return whole and _methods_of_torch() and not any(GLOBAL_HOOKS)
 
 
 def all_plain(module: Any) -> bool:
@@ -124,10 +137,8 @@ def _is_fresh(linear: Any) -> bool:
 def plain_attention(module: Any) -> Any:
     """The module that has the dropout, if attention is what the constructor made and no name of it is replaced."""
     kind, children = type(module), module._modules
-    whole, _, inner_name, inner_type, own_names = _layout_in_python(kind, exporting())
-    for name in own_names:
-        whole = whole and getattr(kind, name) is not None and name not in module.__dict__
-    if not whole or not _methods_of_torch() or not module._reads_names() or any(GLOBAL_HOOKS):
+    _, _, inner_name, inner_type, _ = _layout_in_python(kind, exporting())
+    if not has_first_names(module) or not module._reads_names():
         return None
     inner: Any = module if inner_name is None else children.get(inner_name)
     if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or type(inner).forward is None):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._arguments import calls
 from .._tensors import exporting, is_compiling
-from .._weights.last import last_of
+from .._weights.last import in_steps, last_of
 from . import formulas
 from .attention import attend
 from .children import is_plain, plain_attention
@@ -85,8 +85,10 @@ def by_the_book(
     try:
         if steps is None:
             return layer._lines(inputs, valid_lens, training, W_k, W_v)
-        keys, values, valid_lens = steps.appended(W_k(keys), W_v(values))
-        return layer._lines((queries, keys, values), valid_lens, training, _as_it_is, _as_it_is)
+        if not steps.in_order():
+            return steps.one_by_one(lambda one, rows: by_the_book(layer, rows, None, training, False, one), inputs)
+        seen = steps.appended(W_k(keys), W_v(values))
+        return layer._lines((queries, *seen[:2]), seen.valid_lens, training, _as_it_is, _as_it_is)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if steps is None and calls.is_of_a_library(error):
             lens = valid_lens if hasattr(layer._inner(), "_layout") else None
@@ -107,11 +109,13 @@ def by_torch(
 ) -> Tensor:
     """The output of a layer whose parts are all plain; the arguments are those of `by_the_book`."""
     queries, keys, values = inputs
+    seen: Any = None
     children, empty_rows = children_of(layer, projected), layer.empty_rows
     valid_lens = check_call(layer, children, queries, keys, values, valid_lens if steps is None else None)
     if steps is not None:
         rows = (W(x) if W else x for W, x in zip(map(children.get, (1, 2)), (keys, values)))
-        keys, values, valid_lens = steps.appended(*rows)
+        seen = steps.appended(*rows)
+        keys, values, valid_lens = seen[:3]
         projected, children, empty_rows = True, children_of(layer, True), "zero"
     elif valid_lens is not None:
         keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows)
@@ -122,12 +126,18 @@ def by_torch(
         layer.__dict__["_last"] = None
     inner, w_v = layer._inner(), children[8].weight.squeeze(0) if 8 in children else None
     call = AttentionCall(valid_lens, dropout=float(rate(inner.dropout, training)), empty_rows=empty_rows)
-    visible = None
+    visible = None if seen is None else seen.keep_mask
+    if seen is not None and seen.steps is not None:  # rows are used again, so that the weights cannot wait
+        call = call._replace(return_weights=True)
     if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
         visible = formulas.visible_keys(queries, keys, valid_lens)
 
     def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _kept(inner, call, AttentionTensors(q, k, v, w_v, visible), (0 not in children, 1 not in children), True)
+        tensors, given = AttentionTensors(q, k, v, w_v, visible), (0 not in children, 1 not in children)
+        out = _kept(inner, call, tensors, given, True)
+        if seen is not None:
+            inner.__dict__["_last"] = in_steps(inner.__dict__["_last"], seen.steps, seen.n_steps)
+        return out
 
     return formulas.composed(inputs, map(children.get, range(4)), layer.num_heads, attention_of)
 

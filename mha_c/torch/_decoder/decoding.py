@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..._core import layer_step
-from ..._decoder import caches
+from ..._decoder import caches, rolling
+from ..._layer.kept_weights import Placed
 from .._call.attention import any_needs_grad
 from .._call.records import Parameters
 from .._private import on_cpu
-from .._tensors import PLAIN, check_inputs, elsewhere, refuse_transforms
+from .._tensors import PLAIN, array, check_inputs, elsewhere, optional_array, refuse_transforms
 from .._twins import twin
+from .._weights.last import OfSteps
 
 NO_GRADIENT = "{} is not differentiable: call it under torch.no_grad(), or project with gradients enabled"
 
@@ -107,25 +109,32 @@ class KeyValueCache(caches.KeyValueCache):
         self._batch, order = len(order), order.to(rooms[0].device, non_blocking=True)
         self._keys, self._values = (x.index_select(0, order) for x in rooms)
 
+    def _rooms(self, keys: Tensor, values: Tensor) -> Any:
+        """The memory for such rows, on any device."""
+        if not on_cpu(keys):
+            return self._rooms_elsewhere(keys, values)
+        kind: Any = np.float64 if keys.dtype is torch.float64 else np.float32
+        return [torch.from_numpy(x) for x in self._room((keys.shape[2], values.shape[2]), np.dtype(kind))]
+
     def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
-        """Append new steps, on any device."""
-        if on_cpu(keys):
-            kind: Any = np.float64 if keys.dtype is torch.float64 else np.float32
-            rooms: Any = [torch.from_numpy(x) for x in self._room((keys.shape[2], values.shape[2]), np.dtype(kind))]
-        else:
-            rooms = self._rooms_elsewhere(keys, values)
-        for room, rows in zip(rooms, (keys, values)):
-            if isinstance(self._steps, int) and isinstance(counts, int):
-                room[:, self._steps : self._steps + counts] = rows
+        """New steps go to their places, on any device."""
+        for room, rows in zip(self._rooms(keys, values), (keys, values)):
+            first = self._place()
+            if (
+                isinstance(first, int)
+                and isinstance(counts, int)
+                and self._span.in_order(rows.shape[1])
+                and self._span.window != 0
+            ):
+                room[:, first : first + counts] = rows
             else:  # the CPU knows the places, so nothing waits for the device
-                item, row = np.nonzero(np.arange(rows.shape[1]) < self._full(counts)[:, None])
-                places = np.stack((item, row, self._full(self._steps)[item] + row))
+                places = np.stack(rolling.places(self, counts, rows.shape[1]))
                 items, new, at = torch.from_numpy(places).to(room.device, non_blocking=True)
                 room[items, at] = rows[items, new].to(room.dtype)
 
     def _rooms_elsewhere(self, keys: Tensor, values: Tensor) -> Any:
         if self._keys is None or (self._weights is None and not isinstance(self._keys, Tensor)):
-            self._keys, self._values = (x.new_zeros(self._batch, self._max_len, x.shape[2]) for x in (keys, values))
+            self._keys, self._values = (x.new_zeros(self._batch, self._span.rows, x.shape[2]) for x in (keys, values))
         rooms: Any = self._keys, self._values
         if isinstance(rooms[0], Tensor) and rooms[0].is_inference() and not torch.is_inference_mode_enabled():
             rooms = self._keys, self._values = rooms[0].clone(), rooms[1].clone()  # inference tensors are read-only
@@ -148,14 +157,26 @@ def order_of_tensors(index: Any, batch: int, unseen: bool) -> Tensor:
     return torch.from_numpy(order)
 
 
+class Seen(NamedTuple):
+    """What new steps attend to."""
+
+    keys: Tensor  # (B, K, features)
+    values: Tensor
+    valid_lens: Optional[Tensor]
+    keep_mask: Optional[Tensor]  # (1 or B, 1, n, K)
+    steps: Any  # of the keys, where they lie in another order: (1 or B, K); else None
+    n_steps: int
+
+
 class Steps(NamedTuple):
     """The new steps of a call with a cache; see DecodingLayer.new_cache of the NumPy layers."""
 
     cache: KeyValueCache
-    num_heads: int
+    num_heads: Any  # a number, or (of queries, of keys and values)
     n_steps: int
     counts: Any  # how many of them count, of each item
     module: Any
+    turn: Any = None  # (first step, n steps, type) -> cosines and sines of rotary positions, as the core takes them
 
     @classmethod
     def of(cls, module: Any, cache: Any, inputs: Any, valid_lens: Any, training: Optional[bool]) -> Steps:
@@ -171,11 +192,28 @@ class Steps(NamedTuple):
         n_steps = queries.shape[1]
         valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
         counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, cache.batch, n_steps)
-        return cls(cache, module.num_heads, n_steps, counts, module)
+        shared = getattr(module, "num_kv_heads", module.num_heads)
+        heads = module.num_heads if shared == module.num_heads else (module.num_heads, shared)
+        return cls(cache, heads, n_steps, counts, module)
+
+    def in_order(self) -> bool:
+        """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
+        return self.cache._span.in_order(self.n_steps)
+
+    def one_by_one(self, step: Any, inputs: Any) -> Tensor:
+        """The outputs of step(Steps, inputs) for one new step after another."""
+        found = []
+        for i in range(self.n_steps):
+            counts = 1 if isinstance(self.counts, int) else (self.counts > i).astype(np.int64)
+            one = self._replace(n_steps=1, counts=counts)
+            found.append(step(one, tuple(x[:, i : i + 1] for x in inputs)))
+        return torch.cat(found, 1)
 
     def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
         cache, (queries, keys, values) = self.cache, inputs
+        if not self.in_order():
+            return self._by_parts(inputs, parameters, weights)
         held = Held.by(self.module)
         after = cache._check(held, self.counts)
         widths: Any = 0, 0  # not needed once the cache has rows
@@ -184,19 +222,49 @@ class Steps(NamedTuple):
             widths = [x.shape[2] if W is None else W.shape[0] for x, W in pairs]
         room = cache._room(widths, np.dtype(np.float64 if queries.dtype is torch.float64 else np.float32))
         lens = cache._visible_keys(after, self.n_steps)
+        turn = None if self.turn is None else self.turn(cache._steps, self.n_steps, queries.dtype)
+        taken = cache._span.taken(cache._steps, self.counts)
         # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
-        options: Any = self.num_heads, "zero", 0.0, 0, *room, cache._steps, self.counts, caches.most(after)
-        found = layer_step(queries, keys, values, lens, weights, parameters.w_v, *options)
+        options: Any = self.num_heads, "zero", 0.0, 0, *room, cache._place(), taken, cache._rows(after), turn
+        out, kept = layer_step(queries, keys, values, lens, weights, parameters.w_v, *options)
         cache._keep(held, after)
-        return found
+        return out, self._shown(cache._placed(kept, after))
 
-    def appended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Append projected rows; returns the keys and values of all steps so far, and how many each query sees."""
+    def _by_parts(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
+        """The same for several steps in a cache with a window."""
         cache, held = self.cache, Held.by(self.module)
         after = cache._check(held, self.counts)
-        cache._write(keys, values, self.counts)
-        seen, n_rows = cache._visible_keys(after, self.n_steps), caches.most(after)
+        if len(weights) != 4:
+            pairs = zip(parameters[:4], parameters[4:8])
+            weights = [None if W is None else (array(W), optional_array(b)) for W, b in pairs]
+        w_v = None if parameters.w_v is None else array(parameters.w_v)[0]
+        turn = None if self.turn is None else self.turn(cache._steps, self.n_steps, inputs[0].dtype)
+        arrays = [array(x) for x in inputs]
+        out, kept = rolling.attend(cache, arrays, weights, w_v, self.num_heads, turn, self.counts)
         cache._keep(held, after)
+        return torch.from_numpy(out), self._shown(kept)
+
+    def _shown(self, kept: Any) -> Any:
+        return OfSteps(kept) if isinstance(kept, Placed) else kept
+
+    def appended(self, keys: Tensor, values: Tensor) -> Seen:
+        """Append projected rows; returns the keys and values of all steps so far, and how many each query sees."""
+        cache, counts, held = self.cache, self.counts, Held.by(self.module)
+        span, after = cache._span, cache._check(held, counts)
+        there: Any = None
+        if not span.in_order(self.n_steps):
+            n_rows = cache._rows(cache._steps)
+            there = [room[:, :n_rows].to(keys.dtype) for room in cache._rooms(keys, values)]
+            at = np.reshape(cache._steps, (-1, 1)) + np.arange(self.n_steps)
+            new = np.where(np.arange(self.n_steps) < np.reshape(counts, (-1, 1)), at, -1)
+            steps = rolling.side_by_side(span.steps_of_rows(cache._steps)[:, :n_rows], new)
+            visible = torch.from_numpy(span.sees(at, steps))[:, None].to(keys.device, non_blocking=True)
+            k, v = (torch.cat(pair, 1) for pair in zip(there, (keys, values)))
+        cache._write(keys, values, counts)
+        seen, n_rows = cache._visible_keys(after, self.n_steps), cache._rows(after)
+        cache._keep(held, after)
+        if there is not None:
+            return Seen(k, v, None, visible, steps, caches.most(after))
         rooms: Any = cache._keys, cache._values
         if isinstance(rooms[0], np.ndarray):  # copies: a cache that is cleared writes there again
             counted = (np.arange(n_rows) < cache._full(after)[:, None])[..., None]  # the other rows were never written
@@ -204,7 +272,8 @@ class Steps(NamedTuple):
                 torch.from_numpy(np.where(counted, x[:, :n_rows], 0).astype(x.dtype)).to(keys.dtype) for x in rooms
             ]
         k, v = (x[:, :n_rows] for x in rooms)
-        return k, v, None if seen is None else torch.from_numpy(seen)
+        steps = span.steps_of_rows(after)[:, :n_rows] if span.rolls else None
+        return Seen(k, v, None if seen is None else torch.from_numpy(seen), None, steps, caches.most(after))
 
 
 def check_cache(module: Any, cache: Any, training: Optional[bool]) -> None:

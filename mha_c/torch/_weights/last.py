@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._layer.kept_weights import Kept, saved_weights
+from ..._layer.kept_weights import Kept, Placed, saved_weights
 from .._call import formulas
 from .._call.autograd import HeadsSource
 from .._call.records import Attended, AttentionCall, AttentionTensors
@@ -40,6 +40,37 @@ class OfCore(NamedTuple):
         if self.kept.weights is not None:
             return torch.from_numpy(self.kept.weights)
         return saved_weights(self.kept, torch.from_numpy)
+
+
+class OfSteps(NamedTuple):
+    """What a call with a window has kept: its keys do not lie in the order of their steps."""
+
+    placed: Placed
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = [_shape_of(kept) for kept, _ in self.placed.pieces]
+        return (*sizes[0][:2], sum(size[2] for size in sizes), self.placed.n_steps)
+
+    @property
+    def device(self) -> Any:
+        return getattr(self.placed.pieces[0][0], "device", "cpu")
+
+    def is_ready(self) -> bool:
+        return False
+
+    def computed(self) -> Tensor:
+        ((kept, steps),) = self.placed.pieces[:1]
+        if not isinstance(kept, Computed):
+            return torch.from_numpy(self.placed.weights(torch.from_numpy))
+        part, n_steps = kept.numbers, self.placed.n_steps
+        index = torch.as_tensor(np.where(steps < 0, n_steps, steps), device=part.device)  # none: a column too many
+        full = part.new_zeros(*part.shape[:3], n_steps + 1)
+        return full.scatter_(3, index[:, None, None].expand(part.shape), part)[..., :n_steps].contiguous()
+
+
+def _shape_of(kept: Any) -> tuple[int, ...]:
+    return OfCore(Kept(*kept)).shape if type(kept) in (tuple, Kept) else kept.shape
 
 
 class Last:
@@ -98,7 +129,7 @@ class Last:
     def scored(self) -> Optional[Scored]:
         """Queries and keys, which nobody changes; None if weights were kept."""
         kept = self.kept
-        if isinstance(kept, (Scored, Computed)):
+        if isinstance(kept, (Scored, Computed, OfSteps)):
             return kept if isinstance(kept, Scored) else None
         return None if kept[1] is not None else _scored(Kept(*kept))
 
@@ -112,7 +143,7 @@ class Last:
         if written_down(kept[0]):
             return None
         kept = kept.kept if isinstance(kept, OfCore) else kept
-        if isinstance(kept, Scored):
+        if isinstance(kept, (Scored, OfSteps)):
             kept = Computed(Recipe(kept, self.dtype).tensor())
         if isinstance(kept, Computed):
             kept = (of_all_examples(kept.numbers).detach(),)
@@ -169,7 +200,8 @@ def restored(state: Any) -> Optional[Last]:
 def _scored(kept: Kept) -> Scored:
     """What the core has kept, as tensors on any device."""
     q, k, w_v, lens = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (*kept[2:5], kept.lengths))
-    q, k = (formulas.split_heads(x, kept.num_heads) for x in (q, k))
+    heads = kept.num_heads if isinstance(kept.num_heads, tuple) else (kept.num_heads, kept.num_heads)
+    q, k = (formulas.split_heads(x, n) for x, n in zip((q, k), heads))
     return Scored(q, k, w_v, lens, kept.empty_rows)
 
 
@@ -197,3 +229,8 @@ def last_of(call: AttentionCall, tensors: AttentionTensors, found: Attended, giv
         alone = is_compiling() or exporting()
         source = HeadsSource.of(kept, None if alone else found.out.grad_fn)
     return Last(kept.detached(), found.out.dtype, source)
+
+
+def in_steps(last: Last, steps: Any, n_steps: int) -> Last:
+    """The same for weights whose columns are keys of these steps, (1 or B, K); None: in their order, from 0 on."""
+    return last if steps is None else Last(OfSteps(Placed(((last.kept, steps),), n_steps)), last.dtype)
