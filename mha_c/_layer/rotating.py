@@ -1,5 +1,4 @@
-"""What the NumPy layers of the book's third generation share: heads that may be rotated and may share keys, decoding, and
-gradients."""
+"""Heads that may be rotated and may share keys, which decode and have gradients: the NumPy layers of grouped.py."""
 
 from __future__ import annotations
 
