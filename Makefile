@@ -66,6 +66,13 @@ test-numpy: $(STAMPS)/wheel
 test-torch: $(STAMPS)/wheel $(D2L)
 	$(PYTHON) tools/torches.py $(TORCH) --jobs $(JOBS) $(ARGS)
 
+# Pages in marimo itself, in a browser; marimo has an environment of its own, because it is as large as all else.
+.PHONY: test-marimo
+test-marimo: $(STAMPS)/wheel $(STAMPS)/test-tools build/marimo/installed
+	build/marimo/bin/pip install -q --no-deps --force-reinstall build/wheel/*.whl
+	@mkdir -p $(RUN)
+	MHA_C_MARIMO=$(CURDIR)/build/marimo/bin/python; export MHA_C_MARIMO; $(PYTEST) -q ../../tests/viz/test_marimo.py $(ARGS)
+
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
 	$(BIN)/python benchmarks/bench.py --json build/bench.json $(ARGS)
@@ -374,6 +381,12 @@ compare-wheels:
 	$(if $(filter Darwin,$(shell uname -s)),ARCHFLAGS='-arch $(shell uname -m)') \
 		build/native/tools/bin/python -m pip wheel -q --no-deps --wheel-dir build/native .
 	build/native/tools/bin/python tools/wheels/compare.py build/native dist
+
+MARIMO := 0.25.2
+build/marimo/installed:
+	$(PYTHON) -m venv --clear build/marimo
+	build/marimo/bin/pip install -q marimo==$(MARIMO) numpy
+	@touch $@
 
 build/browser-tools/installed: tools/wheels/browser.txt
 	$(PYTHON) -m venv --clear build/browser-tools

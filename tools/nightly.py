@@ -34,6 +34,7 @@ PARTS = {
     "mutants": ["mutants", f"ARGS=--count 150 --seed {TODAY.timetuple().tm_yday}"],
     "coverage": ["coverage"],
     "free-threaded": ["free-threaded", "PYTHON=3.14t"],
+    "marimo": ["test-marimo"],
     "numpy-1.21.6": ["test-numpy", "NUMPY=1.21.6", "PYTHON=3.9"],
     **{
         f"torch-{version}": ["test-torch", f"TORCH={version}", f"PYTHON={row['python']}"]

@@ -217,6 +217,14 @@ function wear(root, pen, theme) {
 
 // ---- theme ---------------------------------------------------------------------------------------------------
 
+// Of a colour, from 0 to 1, in any way that browsers write them: rgb(0, 0, 0), color(srgb 0 0 0), lab(0 0 0), oklch(0 0 0).
+function lightness(color) {
+  const [a, b, c] = color.replace(/^color\(\S+/, "").match(/[\d.]+/g).map(Number);
+  if (color.startsWith("ok")) return a;
+  if (color.startsWith("l")) return a / 100;
+  return (0.299 * a + 0.587 * b + 0.114 * c) / (color.startsWith("rgb") ? 255 : 1);
+}
+
 // Who knows best is asked first: VS Code, Jupyter, then the colour text has where we stand, then the system.
 function detectTheme(host) {
   const body = document.body;
@@ -224,12 +232,9 @@ function detectTheme(host) {
   if (code) return /dark|high-contrast$/.test(code) ? "dark" : "light";
   const lab = body.getAttribute("data-jp-theme-light");
   if (lab) return lab === "false" ? "dark" : "light";
-  const rgb = getComputedStyle(host.parentElement || body).color.match(/[\d.]+/g);
-  if (rgb) {
-    const luma = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
-    if (luma > 170) return "dark";
-    if (luma < 80) return "light";
-  }
+  const light = lightness(getComputedStyle(host.parentElement || body).color);
+  if (light > 0.67) return "dark";
+  if (light < 0.31) return "light";
   return window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
 

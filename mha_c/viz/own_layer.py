@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -13,7 +12,7 @@ from .._arguments import scalars
 from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from . import labels
-from .page import Page, as_javascript
+from .page import Page, as_javascript, frame
 from .sources import collect, on_cpu, to_numpy
 
 NAME = "playground.html"
@@ -43,8 +42,10 @@ class Playground(Page):
 
     def blob(self, number: int) -> str:
         # A frame of its own: the page has an address, a history and keys, which are not the notebook's.
-        source = html.escape(self.html(), quote=True)
-        return f'<iframe srcdoc="{source}" width="100%" height="780" style="border: 0" title="{self.title}"></iframe>'
+        return frame(self.html(), self.title)
+
+    def _mime_(self) -> tuple[str, str]:
+        return "text/html", self._repr_html_()
 
 
 @refuses_at_the_call

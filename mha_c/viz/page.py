@@ -1,9 +1,9 @@
 """A self-contained page: text, style, script and data in one blob that needs no network.
 
-`view` and `teach` return a `Page`.  A notebook shows it through `_repr_mimebundle_`; `save` writes a file whose
-Content-Security-Policy allows its own style and script and nothing else.  Readers see the text of the page where
-scripts do not run (an untrusted notebook, a code host, a browser without JavaScript).  Where the script runs, it puts
-the view into a shadow root of the same element, which replaces the text.
+`view` and `teach` return a `Page`.  A notebook shows it through `_repr_mimebundle_`, marimo through `_mime_`; `save`
+writes a file whose Content-Security-Policy allows its own style and script and nothing else.  Readers see the text of
+the page where scripts do not run (an untrusted notebook, a code host, a browser without JavaScript).  Where the script
+runs, it puts the view into a shadow root of the same element, which replaces the text.
 """
 
 from __future__ import annotations
@@ -130,6 +130,12 @@ class Page:
         _shown[self._id(0)] += 1
         return self.blob(_shown[self._id(0)])
 
+    def _mime_(self) -> tuple[str, str]:
+        """What marimo asks for first.  Of HTML with a script it would make a frame of 400 pixels with a bar."""
+        script = joined([asset(FOLDER / "framed.js")])
+        inside = f'<!DOCTYPE html><body style="margin: 0">{self._repr_html_()}<script>{script}</script></body>'
+        return "text/html", frame(inside, self.title)
+
     def _repr_mimebundle_(
         self, include: Optional[Container[str]] = None, exclude: Optional[Container[str]] = None
     ) -> dict[str, Any]:
@@ -156,6 +162,15 @@ class Page:
 def joined(parts: Sequence[str]) -> str:
     """JavaScript texts as the body of one function, so that a surrounding page sees none of their names."""
     return "\n".join(["(function () {", '"use strict";', *parts, "})();"])
+
+
+def frame(inside: str, title: str, height: int = 780) -> str:
+    """A document inside another page: without a border, as wide as there is room.
+
+    Line ends are written as &#10;, because some readers of notebooks make spaces of those in an attribute.
+    """
+    source, title = html.escape(inside).replace("\n", "&#10;"), html.escape(title)
+    return f'<iframe srcdoc="{source}" width="100%" height="{height}" style="border: 0" title="{title}"></iframe>'
 
 
 def document(title: str, blob: str, script: str, allowed: str = "") -> str:

@@ -29,8 +29,8 @@ FLAGS = [
     "--disable-extensions",
     "--hide-scrollbars",
     "--force-color-profile=srgb",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # the network is cut
 ]
+NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND"  # it is cut
 WIDE, HIGH = 1280, 900
 PATIENCE = 180  # seconds: what a page has not done by then it will not do, whatever else the machine does
 KEYS = {
@@ -47,7 +47,7 @@ class BrowserError(Exception):
 class Browser:
     """One window.  Coordinates are CSS pixels from the top left of what is visible."""
 
-    def __init__(self, chromium, chromedriver):
+    def __init__(self, chromium, chromedriver, reached=None):
         self._profile = tempfile.mkdtemp(prefix="mha_c-chromium-")
         self._driver = subprocess.Popen(
             [chromedriver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -57,7 +57,9 @@ class Browser:
         if not found:
             raise BrowserError("chromedriver did not start")
         self._url = f"http://127.0.0.1:{found.group(1)}"
-        options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={self._profile}"]}
+        args = [*FLAGS, f"--user-data-dir={self._profile}"]
+        args += [f"{NETWORK}, EXCLUDE {reached}" if reached else NETWORK]
+        options = {"binary": chromium, "args": args}
         capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         answer = self._call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         self._url += f"/session/{answer['sessionId']}"

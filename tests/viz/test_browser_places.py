@@ -119,6 +119,10 @@ def test_where_the_data_cannot_be_read_the_text_stays(browser, weights, tmp_path
         ("dark", "data-jp-theme-light=true style='color: white'", "light"),
         ("light", "style='color: #eee; background: #111'", "dark"),
         ("dark", "style='color: #222; background: #fff'", "light"),
+        ("light", "style='color: color(srgb 0.92 0.93 0.92)'", "dark"),
+        ("dark", "style='color: color(display-p3 0.1 0.1 0.1)'", "light"),
+        ("light", "style='color: oklch(0.92 0.01 100)'", "dark"),
+        ("dark", "style='color: lab(12 5 100)'", "light"),
         ("dark", "style='color: #888'", "dark"),
         ("light", "style='color: #888'", "light"),
     ],
@@ -152,6 +156,33 @@ def test_a_notebook_changes_its_theme(show, weights):
     assert theme_of(shown) == "light"
     shown.browser.run("document.body.setAttribute('data-jp-theme-light', 'false')")
     assert theme_of(shown) == "dark"
+
+
+FRAME = """
+const frame = document.querySelector("iframe"), body = frame.contentDocument.body;
+return body.querySelector("[data-mhac-ready]") && {
+  theme: body.querySelector("[data-mhac]").dataset.theme, height: frame.getBoundingClientRect().height,
+  empty: frame.getBoundingClientRect().height - body.getBoundingClientRect().height,
+};
+"""
+
+
+def test_in_marimo_a_frame_is_as_high_as_its_page_and_takes_the_theme_of_what_is_around(show, weights):
+    """What `_mime_` gives; test_marimo.py has marimo itself.  Line ends may get lost on the way."""
+    kind, blob = view(weights, SENTENCE)._mime_()
+    assert kind == "text/html" and "<script" not in blob  # or marimo would put it into a frame of 400 pixels
+    browser = show(document(blob.replace("\n", " "), "style='color: #eee'")).browser
+    first = browser.wait(FRAME)
+    browser.until(lambda: 0 <= browser.run(FRAME)["empty"] < 1)
+    assert first["theme"] == "dark"
+    browser.run("document.body.style.color = '#111'")
+    browser.until(lambda: browser.run(FRAME)["theme"] == "light")
+    browser.run("document.querySelector('iframe').style.width = '380px'")
+    browser.until(lambda: browser.run(FRAME)["height"] > first["height"] and browser.run(FRAME)["empty"] < 1)
+    sandboxed = show(document(blob.replace("<iframe ", "<iframe sandbox='allow-scripts' "))).browser
+    sandboxed.enter_frame("iframe")
+    sandboxed.wait("return document.querySelector('[data-mhac-ready]') && window.frameElement === null")
+    sandboxed.leave_frames()
 
 
 def test_in_a_page_of_somebody_else_keys_are_not_taken(show, weights):
