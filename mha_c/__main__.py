@@ -57,7 +57,11 @@ def playground(asked: argparse.Namespace) -> int:
 
 
 def check(asked: argparse.Namespace) -> int:
-    from .teach.files import judged
+    try:
+        from .teach.files import judged
+    except ValueError as error:  # of MHA_C_LANGUAGE
+        print(error, file=sys.stderr)
+        return 2
 
     file, name = file_and_name(asked.file)
     report = judged(file, name, asked.kind)

@@ -3,8 +3,9 @@
     import mha_c.teach as teach
     teach.check(my_attention)             # which line is wrong?
     teach.laws(my_attention).assert_all()  # for graders: no reference, laws alone
-    layer, X, tokens = teach.trained()    # a layer whose pictures mean something
     teach.puzzle(level=2)                 # the book's function with a line changed, to be mended
+    teach.set_language("zh")              # what these three say, in Chinese
+    layer, X, tokens = teach.trained()    # a layer whose pictures mean something
     steps = teach.steps(q, k, v, valid_lens=3, tokens="the cat sat down")
     steps.weights                         # every intermediate matrix, as NumPy
     steps                                 # last line of a notebook cell: a player with Back, Next, Play
@@ -22,9 +23,10 @@ from .playing import LayerSteps, additive, multi_head
 from .puzzles import Puzzle, puzzle
 from .stepping import Steps, Tile, Tiles, steps, tiles
 from .trained_layer import trained
+from .words import set_language
 
 __all__ = [
     "Answer", "Law", "Laws", "LayerSteps", "Puzzle", "Steps", "Tile", "Tiles", "add_mistake", "additive", "check",
-    "laws", "multi_head", "puzzle", "steps", "tiles", "trained",
+    "laws", "multi_head", "puzzle", "set_language", "steps", "tiles", "trained",
 ]  # fmt: skip
 __dir__ = [*__all__, "book"].copy  # what dir() and completion show

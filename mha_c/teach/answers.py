@@ -6,10 +6,12 @@ import html
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple, Optional
+from unicodedata import east_asian_width
 
 import numpy as np
 
 from .probes import Inputs
+from .words import said
 
 NEAR = 1e-4  # of 1 and of each number: float32 in any order of operations is nearer, and no known mistake is
 _MARKED = "background: rgba(226, 110, 60, .28); font-weight: 600"  # seen on white and on black
@@ -19,14 +21,26 @@ _BOX = "font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; white-space: p
 SHOWN = 48  # numbers of an array that is written out
 
 
+def columns(text: str) -> int:
+    """How many columns a text takes: a Chinese character takes two."""
+    return sum(1 + (east_asian_width(each) in "WF") for each in text)
+
+
+def at_the_right(text: str, wide: int) -> str:
+    """The text at the end of so many columns."""
+    return " " * (wide - columns(text)) + text
+
+
 def written(arrays: Inputs) -> str:
     """Arrays as text, each with its name; large ones by their shape."""
     lines = []
     for name, x in arrays.items():
         if isinstance(x, np.ndarray) and x.size <= SHOWN:
-            lines.append(f"{name} = {np.array2string(x, precision=3, suppress_small=True, prefix=f'{name} = ')}")
+            start = f"{name} = "
+            lines.append(start + np.array2string(x, precision=3, suppress_small=True, prefix=" " * columns(start)))
         else:
-            lines.append(f"{name}: shape {x.shape}" if isinstance(x, np.ndarray) else f"{name} = {x}")
+            large = isinstance(x, np.ndarray)
+            lines.append(said("{name}: shape {shape}", name=name, shape=x.shape) if large else f"{name} = {x}")
     return "\n".join(lines)
 
 
@@ -42,17 +56,17 @@ class Lines(NamedTuple):
         shown = []
         for _, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
             same = before[i:j] == after[k:m]
-            yours = after[k:m] or [f"{' ' * 4}# nothing"]
+            yours = after[k:m] or [f"{' ' * 4}# {said('nothing')}"]
             shown += [("" if same else "book", line) for line in before[i:j]]
             shown += [] if same else [("yours", line) for line in yours]
         return shown
 
     def __str__(self) -> str:
-        return "\n".join(f"{who + '>' if who else '':>8} {line}" for who, line in self.marked())
+        return "\n".join(f"{at_the_right(who and said(who) + '>', 8)} {line}" for who, line in self.marked())
 
     def _repr_html_(self) -> str:
         shown = [
-            f'<span style="{_MARKED if who else ""}">{html.escape(f"{who:>6}  {line}")}</span>'
+            f'<span style="{_MARKED if who else ""}">{html.escape(f"{at_the_right(said(who), 6)}  {line}")}</span>'
             for who, line in self.marked()
         ]
         # Wrapped: on a phone the end of a line is often what differs.
@@ -74,18 +88,22 @@ class Example(NamedTuple):
         return ~np.isclose(self.got, self.expected, NEAR, NEAR, equal_nan=True)
 
     def __str__(self) -> str:
+        names = [said(name) for name in self.names]
         if self.got.size > SHOWN:
             at = np.unravel_index(np.nanargmax(np.abs(self.got - self.expected)), self.got.shape)
             place = "[" + ", ".join(map(str, at)) + "]"
-            numbers = " and ".join(f"{x[at]:.4g} {name}" for name, x in zip(self.names, (self.expected, self.got)))
-            count = f"{self.differs().sum()} of {self.got.size} numbers differ"
-            return f"{written(self.inputs)}\n{count}; at {place} {numbers}"
+            differ = said(
+                "{count} of {all} numbers differ; at {place} {one} {expected} and {two} {got}",
+                count=self.differs().sum(), all=self.got.size, place=place,
+                one=f"{self.expected[at]:.4g}", expected=names[0], two=f"{self.got[at]:.4g}", got=names[1],
+            )  # fmt: skip
+            return f"{written(self.inputs)}\n{differ}"
         marks = np.where(self.differs(), "*", " ")
         shown = np.array([f"{x:.4g}{mark}" for x, mark in zip(self.got.ravel(), marks.ravel())]).reshape(self.got.shape)
         widest = max(map(len, shown.ravel()), default=0)
-        start = f"{self.names[1]} = "
-        got = np.array2string(shown, prefix=start, formatter={"all": lambda text: f"{text:>{widest}}"})
-        return "\n".join([written({**self.inputs, self.names[0]: self.expected}), f"{start}{got}"])
+        start = f"{names[1]} = "
+        got = np.array2string(shown, prefix=" " * columns(start), formatter={"all": lambda text: f"{text:>{widest}}"})
+        return "\n".join([written({**self.inputs, names[0]: self.expected}), f"{start}{got}"])
 
     def _repr_html_(self) -> str:
         marks = self.differs()
@@ -95,8 +113,8 @@ class Example(NamedTuple):
         shown = [f'<div style="{_BOX}">{html.escape(written(self.inputs))}</div>'] if self.inputs else []
         for item in items:
             pair = zip(self.names, (self.expected[item], self.got[item]))
-            where = f", item {', '.join(map(str, item))}" if len(self.got) > 1 else ""
-            cells = "".join(_table(f"{name}{where}", matrix, marks[item]) for name, matrix in pair)
+            where = said(", item {item}", item=", ".join(map(str, item))) if len(self.got) > 1 else ""
+            cells = "".join(_table(f"{said(name)}{where}", matrix, marks[item]) for name, matrix in pair)
             shown.append(f'<div style="display: flex; flex-wrap: wrap; gap: 8px 28px; margin: 8px 0">{cells}</div>')
         return "".join(shown)
 
@@ -145,7 +163,7 @@ class Answer:
         self.mistakes = list(dict.fromkeys(mistakes))
         self.ok = not self.mistakes
         self.notes = list(notes)
-        self._parts = [*parts, *(f"Note: {note}" for note in notes)]
+        self._parts = [*parts, *(said("Note: {note}", note=note) for note in notes)]
 
     def __repr__(self) -> str:
         return "\n\n".join(map(str, self._parts))

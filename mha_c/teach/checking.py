@@ -14,7 +14,7 @@ from .making import Unmade
 from .rounds import OF_LENS, Run, rounds, runs, student_of, untried
 from .student import Round, Student, gradients_recorded
 from .verdicts import known, random, right, unknown, unmade
-from .words import say
+from .words import said, say
 
 
 @refuses_at_the_call
@@ -74,11 +74,11 @@ def check(
     Your attention equals the book's if scores are divided by d, not by sqrt(d).
     """
     if mask is not None and mask not in masks.MEANS:
-        raise ValueError(f'mask must be "attend", "hide" or "add", got {mask!r}')
+        raise ValueError(said('mask must be "attend", "hide" or "add", got {mask!r}', mask=mask))
     student = student_of(mine, kind, weights)
     notes = []
     if kind is None and reason(mine):
-        notes = [say("note_taken_for", kind=student.kind, why=reason(mine))]
+        notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
     with gradients_recorded():
         try:
             return _compared(student, mask, notes)

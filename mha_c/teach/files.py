@@ -16,6 +16,7 @@ from .answers import Answer
 from .checking import check
 from .kinds import told, unknown_kind
 from .mistakes import KINDS
+from .words import said
 
 
 class Problem(Exception):
@@ -64,13 +65,13 @@ class Report:
 
     def __str__(self) -> str:
         if self.problem:
-            return f"{self.file} cannot be judged: {self.problem}"
+            return said("{file} cannot be judged: {problem}", file=self.file, problem=self.problem)
         verdicts = {True: "right", False: "wrong", None: "cannot be judged"}
         texts = []
         for each in self.judged:
-            verdict = verdicts[each.answer.ok if each.answer else None]
-            kind = f" ({each.kind})" if each.kind else ""
-            texts.append(f"{self.file}:{each.name}{kind}: {verdict}\n\n{each.answer or each.problem}")
+            verdict = said(verdicts[each.answer.ok if each.answer else None])
+            what = f"{self.file}:{each.name}{f' ({each.kind})' if each.kind else ''}"
+            texts.append(f"{said('{what}: {verdict}', what=what, verdict=verdict)}\n\n{each.answer or each.problem}")
         return "\n\n".join(texts)
 
 
@@ -93,10 +94,10 @@ def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **
 def loaded(path: Path) -> ModuleType:
     """The file as a module, run as `python FILE` would run it but for its name, which is not __main__."""
     if not path.is_file():
-        raise Problem("no_such_file", f"there is no file {path}")
+        raise Problem("no_such_file", said("there is no file {path}", path=path))
     if path.suffix == ".ipynb":
-        words = f"it is a notebook; `jupyter nbconvert --to script {path.name}` makes a file of Python from it"
-        raise Problem("does_not_import", words)
+        words = "it is a notebook; `jupyter nbconvert --to script {name}` makes a file of Python from it"
+        raise Problem("does_not_import", said(words, name=path.name))
     module = ModuleType(f"file_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
@@ -115,14 +116,16 @@ def _import_problem(path: Path, error: BaseException) -> Problem:
     line = getattr(error, "lineno", None) if of_syntax else _line_of(path, error)
     says = "".join(traceback.format_exception_only(type(error), error)).strip()
     if isinstance(error, SystemExit):
-        says = "it ends the program (SystemExit) while it is imported"
-    words = f"it does not import.{f'  Line {line}:' if line and not of_syntax else ''}\n{says}"
+        says = said("it ends the program (SystemExit) while it is imported")
+    where = said("  Line {line}:", line=line) if line and not of_syntax else ""
+    words = f"{said('it does not import.')}{where}\n{says}"
     missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     if missing:
-        words += (
-            f"\nIf {missing} is a package, install it where mha_c is ({sys.prefix}); with uvx: "
-            f"`uvx --with {missing} ...`.  If it is a file of the student's, it must lie beside {path.name}."
-        )
+        words += "\n" + said(
+            "If {missing} is a package, install it where mha_c is ({prefix}); with uvx: `uvx --with {missing} ...`.  "
+            "If it is a file of the student's, it must lie beside {name}.",
+            missing=missing, prefix=sys.prefix, name=path.name,
+        )  # fmt: skip
     return Problem("does_not_import", words, line)
 
 
@@ -154,9 +157,14 @@ def _chosen(module: ModuleType, path: Path, kind: Optional[str]) -> list[str]:
     used = {name: {other for other in found if name in uses[other] and other not in uses[name]} for name in found}
     chosen = [name for name in found if not used[name]]
     if not chosen or (kind and len(chosen) > 1):
-        there = f"it defines {', '.join(defined)}" if defined else "it defines no function and no class"
-        words = f"no name tells what it is: {there}." if not chosen else f"several could be the {kind}: {there}."
-        raise Problem("nothing_to_judge", f"{words}  Write {path.name}:NAME, and --kind with one of {', '.join(KINDS)}")
+        there = (
+            said("it defines {names}", names=", ".join(defined))
+            if defined
+            else said("it defines no function and no class")
+        )
+        why = said("several could be the {kind}", kind=kind) if chosen else said("no name tells what it is")
+        words = "{why}: {there}.  Write {file}:NAME, and --kind with one of {kinds}"
+        raise Problem("nothing_to_judge", said(words, why=why, there=there, file=path.name, kinds=", ".join(KINDS)))
     return chosen
 
 
@@ -184,14 +192,16 @@ def _judged(module: ModuleType, name: str, kind: Optional[str], options: dict[st
     if not hasattr(module, name):
         defined = _defined(module)
         near = get_close_matches(name, defined, 1)
-        there = f"did you mean {near[0]}?" if near else f"it defines {', '.join(defined) or 'nothing'}"
-        raise Problem("no_such_name", f"it has no {name!r}: {there}")
+        there = said("it defines {names}", names=", ".join(defined)) if defined else said("it defines nothing")
+        there = said("did you mean {name}?", name=near[0]) if near else there
+        raise Problem("no_such_name", said("it has no {name!r}: {there}", name=name, there=there))
     mine = getattr(module, name)
     try:
         return Judged(name, _kind(mine, kind), check(mine, kind, **options))
     except SystemExit as error:
         path = Path(str(module.__file__))
-        problem = Problem("exits", "it ends the program (SystemExit) when it is called", _line_of(path, error))
+        words = said("it ends the program (SystemExit) when it is called")
+        problem = Problem("exits", words, _line_of(path, error))
     except (TypeError, ValueError) as error:
         problem = Problem("not_judged", str(error))
     return Judged(name, None, None, problem)

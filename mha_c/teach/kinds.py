@@ -11,6 +11,7 @@ from .._recognize import books_name, parameters, weights_of
 from .._recognize.roles import roles
 from .making import Making, Unmade, make
 from .mistakes import KINDS
+from .words import said
 
 _KINDS = [  # by the name of an implementation, else by an argument that only this kind has
     ("causal_multi_head", "(causal|masked)_?(multi|self)_?(head|attention)|causal_?mha", ""),
@@ -26,19 +27,18 @@ _KINDS = [  # by the name of an implementation, else by an argument that only th
 def unknown_kind(kind: Any) -> ValueError:
     """The error for a kind that there is not."""
     near = get_close_matches(str(kind).lower(), KINDS, 1)
-    return ValueError(
-        f"kind must be one of {', '.join(KINDS)}, got {kind!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-    )
+    words = said("kind must be one of {kinds}, got {kind!r}", kinds=", ".join(KINDS), kind=kind)
+    return ValueError(words + (said("; did you mean {near!r}?", near=near[0]) if near else ""))
 
 
 def told(mine: Any, kind: Optional[str]) -> str:
     """The kind: the one asked for, or what weights, name and signature tell."""
     if callable(kind) and isinstance(mine, str):
-        raise TypeError("the function comes first, then its kind: write check(your_function, kind)")
+        raise TypeError(said("the function comes first, then its kind: write check(your_function, kind)"))
     if kind is not None and kind not in KINDS:
         raise unknown_kind(kind)
     if not (callable(mine) or hasattr(mine, "forward")):
-        raise TypeError(f"mine must be a function, a class or a layer, got {type(mine).__name__}")
+        raise TypeError(said("mine must be a function, a class or a layer, got {type}", type=type(mine).__name__))
     return kind or _guessed(mine)[0]
 
 
@@ -72,7 +72,8 @@ def _guessed(mine: Any) -> tuple[str, str]:
     if by_name:
         return by_name[0], "of its name"
     if not by_sign:
-        raise ValueError(f"{name}: its name does not tell what it is; give kind, one of {', '.join(KINDS)}")
+        words = "{name}: its name does not tell what it is; give kind, one of {kinds}"
+        raise ValueError(said(words, name=name, kinds=", ".join(KINDS)))
     return by_sign[0], "of its arguments"
 
 

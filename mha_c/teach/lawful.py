@@ -17,6 +17,7 @@ from .mistakes import KINDS
 from .probes import Inputs
 from .rounds import probes_for, rounds, runs, student_of
 from .student import WEIGHTS, Round, Student, gradients_recorded, own_line
+from .words import said
 
 Run = Callable[[Inputs], Any]
 Tried = Optional[tuple[str, Any, Any]]  # what was changed, what came of it, what should have; None: it does not apply
@@ -82,9 +83,10 @@ class Laws:
         self.laws = list(found)
         self.broken = [law.id for law in self.laws if not law.holds]
         self.ok = not self.broken
-        lines = [f"{name}: {len(self.laws) - len(self.broken)} of {len(self.laws)} laws hold"]
+        held, every = len(self.laws) - len(self.broken), len(self.laws)
+        lines = [said("{name}: {held} of {every} laws hold", name=name, held=held, every=every)]
         for law in self.laws:
-            lines += [f"  {'holds ' if law.holds else 'BROKEN'}  {law.id}: {law.says}"]
+            lines += [f"  {said('holds' if law.holds else 'BROKEN'):<6}  {law.id}: {law.says}"]
             lines += [f"          {line}" for line in law.example.splitlines()]
         self.text = "\n".join(lines)
 
@@ -131,7 +133,7 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
         except Unmade as error:
             cause = error.__cause__ or error
             example = f"{type(cause).__name__}: {cause}  {own_line(cause)}"
-            return Laws(student.name, [Law("made", "a layer can be made", False, example)])
+            return Laws(student.name, [Law("made", said("a layer can be made"), False, example)])
         every = [found(student, run.way, asked) for run in tried]
         # What a mask means is not told: the way that breaks the fewest laws is meant.
         return Laws(student.name, min(every, key=lambda laws: sum(not law.holds for law in laws)))
@@ -154,10 +156,11 @@ def found(student: Student, way: Way, asked: Round) -> list[Law]:
             tried = [_tried(law, run, inputs) for inputs in probes_for(student, asked, way.layout)]
             examples = [each for each in tried if each is not None]
             if examples:
-                kept.append(Law(id, says, not any(examples), next(filter(None, examples), "")))
+                kept.append(Law(id, said(says), not any(examples), next(filter(None, examples), "")))
     if way.tensors and way.layout in ("batch", "grouped") and student.kind != "transpose_output":
         example = _gradients(student, way, asked)
-        kept.append(Law("gradients", "autograd's gradients are those that differences show", not example, example))
+        says = said("autograd's gradients are those that differences show")
+        kept.append(Law("gradients", says, not example, example))
     return kept
 
 
@@ -170,11 +173,13 @@ def _tried(law: Callable[[Run, Inputs], Tried], run: Run, inputs: Inputs) -> Opt
         change, got, expected = tried
         if got.shape == np.shape(expected) and np.allclose(got, expected, NEAR, NEAR):
             return ""
-        return f"{_shown(inputs)}\n{change}:\n{written({'expected': expected, 'got': got})}"
+        shown = written({said("expected"): expected, said("got"): got})
+        return f"{_shown(inputs)}\n{said('{change}:', change=change)}\n{shown}"
     except CannotSay:
         return None
     except Exception as error:
-        return f"{_shown(inputs)}\nit raises {type(error).__name__}: {error}  {own_line(error)}"
+        raises = said("it raises {type}: {error}", type=type(error).__name__, error=error)
+        return f"{_shown(inputs)}\n{raises}  {own_line(error)}"
 
 
 def _shown(inputs: Inputs) -> str:
@@ -187,15 +192,15 @@ def _shown(inputs: Inputs) -> str:
 def _rows_sum(run: Run, x: Inputs) -> Tried:
     if "X" in x:
         out = run(x)
-        return "the sums of the rows", out.sum(axis=-1), np.ones(out.shape[:-1])
+        return said("the sums of the rows"), out.sum(axis=-1), np.ones(out.shape[:-1])
     out = run({**x, "values": np.ones_like(x["values"])})
-    return "with values that are all 1", out, np.ones_like(out)
+    return said("with values that are all 1"), out, np.ones_like(out)
 
 
 def _alike_values(run: Run, x: Inputs) -> Tried:
     first = {name: x[name][:, :1] for name in ("keys", "values")}
     alike = {**x, "values": np.repeat(first["values"], x["values"].shape[1], axis=1)}
-    return "values all alike, beside a single key", run(alike), run({**_free(x), **first})
+    return said("values all alike, beside a single key"), run(alike), run({**_free(x), **first})
 
 
 def _lengths_hide(run: Run, x: Inputs) -> Tried:
@@ -209,7 +214,7 @@ def _lengths_hide(run: Run, x: Inputs) -> Tried:
     else:
         beyond = ~seen.any(axis=-2)[..., None]
         hidden = {name: x[name] + 3 * beyond for name in ("keys", "values")}
-    return "3 added to all that lengths or a mask hide", run({**x, **hidden}), run(x)
+    return said("3 added to all that lengths or a mask hide"), run({**x, **hidden}), run(x)
 
 
 def _seen(x: Inputs) -> Any:
@@ -230,7 +235,7 @@ def _future(run: Run, x: Inputs) -> Tried:
         return None
     last = np.arange(steps)[:, None] == steps - 1
     later = {name: x[name] + 3 * last for name in names}
-    return "3 added to the last step, rows before it", run({**x, **later})[:, :-1], run(x)[:, :-1]
+    return said("3 added to the last step, rows before it"), run({**x, **later})[:, :-1], run(x)[:, :-1]
 
 
 def _far(run: Run, x: Inputs) -> Tried:
@@ -239,7 +244,8 @@ def _far(run: Run, x: Inputs) -> Tried:
         return None
     far = np.arange(steps)[:, None] < steps - x["window"]
     moved = {name: x[name] + 3 * far for name in ("keys", "values")}
-    return "3 added to all that is farther than the window, the last row", run({**x, **moved})[:, -1:], run(x)[:, -1:]
+    says = said("3 added to all that is farther than the window, the last row")
+    return says, run({**x, **moved})[:, -1:], run(x)[:, -1:]
 
 
 def _prefix(run: Run, x: Inputs) -> Tried:
@@ -249,7 +255,7 @@ def _prefix(run: Run, x: Inputs) -> Tried:
     short = {name: value[:, :-1] if name in rows else value for name, value in x.items()}
     if isinstance(x.get("mask"), np.ndarray):
         short["mask"] = x["mask"][:, :-1, :-1]
-    return "without the last step", run(short), run(x)[:, :-1]
+    return said("without the last step"), run(short), run(x)[:, :-1]
 
 
 def _relative(run: Run, x: Inputs) -> Tried:
@@ -257,7 +263,7 @@ def _relative(run: Run, x: Inputs) -> Tried:
     out = run(alike)
     products = (out[:, 1:] * out[:, :-1]).sum(axis=-1)
     return (
-        "of a vector at each step, the product of neighbours",
+        said("of a vector at each step, the product of neighbours"),
         products,
         np.repeat(products[:, :1], products.shape[1], 1),
     )
@@ -267,7 +273,7 @@ def _group_shares(run: Run, x: Inputs) -> Tried:
     queries = np.repeat(x["queries"][:, :1], x["queries"].shape[1], axis=1)
     share = queries.shape[1] // x["keys"].shape[1]
     out = run({**x, "queries": queries})
-    return "all heads with one query: heads of a group", out, np.repeat(out[:, ::share], share, axis=1)
+    return said("all heads with one query: heads of a group"), out, np.repeat(out[:, ::share], share, axis=1)
 
 
 def _items(run: Run, x: Inputs) -> Tried:
@@ -279,16 +285,16 @@ def _items(run: Run, x: Inputs) -> Tried:
     names = ("X", "queries", "keys", "values", "valid_lens", "mask")
     one = {name: x[name][:rows] for name in names if isinstance(x.get(name), np.ndarray)}
     alone = run({**x, **one})
-    return "the first item of the batch alone", alone, out[: len(alone)]
+    return said("the first item of the batch alone"), alone, out[: len(alone)]
 
 
 def _permuted(run: Run, x: Inputs) -> Tried:
     free = _free(x)
     if "X" in x:
         backwards = run({**free, "X": x["X"][..., ::-1].copy()})[..., ::-1]
-        return "keys in the opposite order", backwards, run(free)
+        return said("keys in the opposite order"), backwards, run(free)
     turned = {name: x[name][..., ::-1, :].copy() for name in ("keys", "values")}
-    return "keys and values in the opposite order", run({**free, **turned}), run(free)
+    return said("keys and values in the opposite order"), run({**free, **turned}), run(free)
 
 
 def _free(x: Inputs) -> Inputs:
@@ -303,7 +309,7 @@ def _one_query(run: Run, x: Inputs) -> Tried:
         last["valid_lens"] = lens[:, -1:]
     if isinstance(x.get("mask"), np.ndarray):
         last["mask"] = x["mask"][..., -1:, :]
-    return "the last query alone", run({**x, **last}), run(x)[..., -1:, :]
+    return said("the last query alone"), run({**x, **last}), run(x)[..., -1:, :]
 
 
 _LAWS = [
@@ -321,15 +327,15 @@ _LAWS = [
     ("prefix", "a shorter sequence gives the same rows",
      ("causal", "window", "causal_multi_head", "rope", "positional_encoding"), _prefix),
     ("same_lengths", "turning changes no vector's length", ("rope",), lambda run, x: (
-        "the lengths of all vectors", np.linalg.norm(run(x), axis=-1), np.linalg.norm(x["X"], axis=-1))),
+        said("the lengths of all vectors"), np.linalg.norm(run(x), axis=-1), np.linalg.norm(x["X"], axis=-1))),
     ("relative", "products depend on the distance alone", ("rope",), _relative),
     ("same_addend", "what is added does not depend on X", ("positional_encoding",), lambda run, x: (
-        "what is added to X, and what is added to 0", run(x) - x["X"], run({"X": 0 * x["X"]}))),
+        said("what is added to X, and what is added to 0"), run(x) - x["X"], run({"X": 0 * x["X"]}))),
     ("circle", "each pair of columns is a sine and a cosine of one angle", ("positional_encoding",), lambda run, x: (
-        "the length of each pair of columns, added to 0",
+        said("the length of each pair of columns, added to 0"),
         np.hypot(*run({"X": 0 * x["X"]}).reshape(-1, 2).T), np.ones(x["X"].size // 2))),
     ("each_once", "each number stays, once", ("transpose_qkv", "transpose_output"), lambda run, x: (
-        "all numbers in order", np.sort(run(x), axis=None), np.sort(x["X"], axis=None))),
+        said("all numbers in order"), np.sort(run(x), axis=None), np.sort(x["X"], axis=None))),
 ]  # fmt: skip
 
 
@@ -347,13 +353,16 @@ def _gradients(student: Student, way: Way, asked: Round) -> str:
             total = (output * factors).sum()
             slope = torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
         except Exception as error:
-            return f"gradient of {name}: {type(error).__name__}: {error}"
+            return said("gradient of {name}: {error}", name=name, error=f"{type(error).__name__}: {error}")
         by_autograd = 0.0 if slope is None else float((slope * torch.tensor(direction, dtype=slope.dtype)).sum())
         moved = [
             student({**inputs, name: inputs[name] + step * direction}, way, asked).output for step in (1e-2, -1e-2)
         ]
         by_difference = float(((moved[0] - moved[1]) / 2e-2 * factors.detach().double().numpy()).sum())
         if abs(by_autograd - by_difference) > 2e-2 * (1 + abs(by_difference)):  # float32, and a curved function
-            slopes = f"by autograd {by_autograd:.4f}, by differences {by_difference:.4f}"
-            return f"{_shown(inputs)}\nalong a direction of {name}: {slopes}"
+            slopes = said(
+                "along a direction of {name}: by autograd {one}, by differences {two}",
+                name=name, one=f"{by_autograd:.4f}", two=f"{by_difference:.4f}",
+            )  # fmt: skip
+            return f"{_shown(inputs)}\n{slopes}"
     return ""

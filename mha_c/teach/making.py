@@ -13,6 +13,7 @@ import numpy as np
 from .._arguments.arrays import is_tensor
 from .._recognize import HEADS, Weights, books_name, weights_of
 from .probes import Inputs, Sizes
+from .words import said
 
 # Names of a constructor's arguments; the first that fits.
 _SIZES = {
@@ -111,7 +112,8 @@ def make(mine: Any, sizes: Making, for_positions: bool = False) -> Any:
         if parameter.name.lower() in _CONFIGS:
             given[parameter.name] = _Config(known)
         elif needed and not name:
-            raise CannotMake(f"check does not know the argument {parameter.name}: give it a layer")
+            words = "check does not know the argument {name}: give it a layer"
+            raise CannotMake(said(words, name=parameter.name))
         elif needed or (name and name not in ("bias", "base", "max_len") and parameter.default is not None
                         and not isinstance(parameter.default, bool) and "*" not in str(parameter)):  # fmt: skip
             given[parameter.name] = known[name]
@@ -199,11 +201,13 @@ class Layers:
             found = weights_of(layer, of_kind, self.given)
             held = sorted({name.rpartition(".")[0] or name for name in _held(layer)})
             if not found or (self.wanted[-1] == "w_v" and "w_v" not in found[0].parts):
-                raise TypeError(
-                    f"{type(layer).__name__}: check needs {', '.join(self.wanted)}, and does not find them in "
-                    f"{', '.join(held) or 'a layer without weights'}; say which they are: "
-                    f'check(mine, kind, weights={{"{self.wanted[0]}": "{held[0] if held else "name"}", ...}})'
-                )
+                words = said(
+                    "{name}: check needs {wanted}, and does not find them in {held}; say which they are: {call}",
+                    name=type(layer).__name__, wanted=", ".join(self.wanted),
+                    held=", ".join(held) or said("a layer without weights"),
+                    call=f'check(mine, kind, weights={{"{self.wanted[0]}": "{held[0] if held else "name"}", ...}})',
+                )  # fmt: skip
+                raise TypeError(words)
             self._read[id(layer)] = [each for each in found if _agrees(each.sizes(layer))] or found
         return self._read[id(layer)]
 

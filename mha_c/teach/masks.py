@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from .words import said
+
 MEANS = ("attend", "hide", "add")
 _TYPES = {"attend": ("bool", "0/1"), "hide": ("bool", "0/1"), "add": ("numbers",)}
 AXES = {  # of a mask, by the layout of the inputs: the likeliest, and those that can say most, first
@@ -68,9 +70,9 @@ class MaskWay(NamedTuple):
     @property
     def says(self) -> str:
         """What True means, for a reader."""
-        words = _SAYS[self.means].format(one="True" if self.type == "bool" else "1")
-        shape = ", ".join(_AXES_SAY[one] for one in self.axes)
-        return f"{words}.  Its shape: ({shape}{',' if len(self.axes) == 1 else ''})"
+        words = said(_SAYS[self.means], one="True" if self.type == "bool" else "1")
+        shape = ", ".join(said(_AXES_SAY[one]) for one in self.axes)
+        return said("{words}.  Its shape: ({shape})", words=words, shape=shape + "," * (len(self.axes) == 1))
 
 
 class CannotSay(ValueError):

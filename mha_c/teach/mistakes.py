@@ -19,6 +19,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.calls import refuses_at_the_call
+from .words import said
 
 _FOLDER = Path(__file__).parent
 _TEXT = (_FOLDER / "book.py").read_text(encoding="utf-8")
@@ -116,9 +117,11 @@ def add_mistake(id: str, where: str, says: str, line: str, instead: str) -> None
 def _add(id: str, says: str, changes: list[Change], alone: bool = False) -> None:
     for where, line, _ in changes:
         if where not in SOURCES:
-            raise ValueError(f"where must be one of the book's functions {', '.join(SOURCES)}, got {where!r}")
+            words = "where must be one of the book's functions {functions}, got {where!r}"
+            raise ValueError(said(words, functions=", ".join(SOURCES), where=where))
         if SOURCES[where].count(line) != 1:
-            raise ValueError(f"line must occur once in {where}; {line!r} occurs {SOURCES[where].count(line)} times")
+            words = "line must occur once in {where}; {line!r} occurs {count} times"
+            raise ValueError(said(words, where=where, line=line, count=SOURCES[where].count(line)))
     MISTAKES.append(Mistake(id, says, tuple(changes), alone))
 
 
@@ -160,18 +163,25 @@ def known(form: str) -> list[Mistake]:
     ]
 
 
+_SMALL = "masked scores become {number}, not -1e6: exp({number}) is {still}, so these keys still get weight"
+_SUBTRACTED = (
+    "{taken} is subtracted from masked scores, where they become -1e6: exp({number}) is {still}, so these keys still "
+    "get weight"
+)
+
+
 def small_fills(form: str) -> list[Mistake]:
     """Masks that hide with a small number, in place of the scores or added to them: too many for the table."""
     found = []
     for where, number in itertools.product((each.rpartition("=")[2] for each in FORMS[form]), _FILLS):
         for line, scores in re.findall(r"(np\.where\(.*, (\w+), -1e6\))", SOURCES[where]):
-            says = f"exp({number}) is {np.exp(number):.2g}, so these keys still get weight"
+            still = f"{np.exp(number):.2g}"
             if number != -1:  # in the table
                 instead = line.replace("-1e6", str(number))
-                words = f"masked scores become {number}, not -1e6: {says}"
+                words = said(_SMALL, number=number, still=still)
                 found += [Mistake("mask_small", words, (Change(where, line, instead),))]
             instead = line.replace("-1e6", f"{scores} - {-number}")
-            words = f"{-number} is subtracted from masked scores, where they become -1e6: {says}"
+            words = said(_SUBTRACTED, number=number, taken=-number, still=still)
             found += [Mistake("mask_small", words, (Change(where, line, instead),))]
     return found
 

@@ -16,6 +16,7 @@ from .checking import check
 from .kinds import unknown_kind
 from .mistakes import KINDS, Mistake, function, known, sources
 from .probes import Sizes, probes
+from .words import said
 
 
 class Puzzle:
@@ -47,10 +48,14 @@ class Puzzle:
         self.source = "\n\n".join(["import numpy as np\n", *texts.values()])
 
     def __repr__(self) -> str:
-        lines = "Two lines are" if len(self.mistakes) == 2 else "One line is"
-        start = f"Puzzle {self.seed}, {self.kind}, level {self.level}.  {lines} not as the book has it: which?"
-        again = f"teach.puzzle({self.seed}, {self.kind!r}, {self.level})"
-        return f"{start}\n\n{self.source}\nCorrect it, then call {again}.check({self.kind})."
+        start = said(
+            "Puzzle {seed}, {kind}, level {level}.  Two lines are not as the book has them: which?"
+            if len(self.mistakes) == 2
+            else "Puzzle {seed}, {kind}, level {level}.  One line is not as the book has it: which?",
+            seed=self.seed, kind=self.kind, level=self.level,
+        )  # fmt: skip
+        call = f"teach.puzzle({self.seed}, {self.kind!r}, {self.level}).check({self.kind})"
+        return f"{start}\n\n{self.source}\n{said('Correct it, then call {call}.', call=call)}"
 
     def check(self, mended: Any) -> Answer:
         """Grade an attempt.
@@ -69,7 +74,7 @@ class Puzzle:
             room: dict[str, Any] = {}
             exec(compile(mended, "your text", "exec"), room)
             if self.kind not in room:
-                raise ValueError(f"mended must define a function {self.kind}")
+                raise ValueError(said("mended must define a function {kind}", kind=self.kind))
             mended = room[self.kind]
         return check(mended, self.kind, mask="attend")
 
@@ -110,7 +115,7 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
     if kind not in KINDS:
         raise unknown_kind(kind)
     if scalars.whole(level, "level") not in (1, 2, 3):
-        raise ValueError(f"level must be 1, 2 or 3, got {level}")
+        raise ValueError(said("level must be 1, 2 or 3, got {level}", level=level))
     seed = int(np.random.default_rng().integers(10000)) if seed is None else scalars.whole(seed, "seed", least=0)
     hiding = {each for each in known(kind) if _hides(kind, each)}
     choices: list[tuple[Mistake, ...]] = [(each,) for each in known(kind) if (each in hiding) == (level == 2)]

@@ -25,6 +25,7 @@ from .forms import Way, joined, parts
 from .making import Layers, number_of_heads
 from .masks import CannotSay
 from .probes import Inputs, Sizes
+from .words import said
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -113,10 +114,12 @@ class Student:
         missing = [name for name in wanted if name not in self.takes.values()]
         others = [theirs for theirs, role in self.takes.items() if not role]
         if missing and (missing[0] != wanted[-1] or others):
-            raise TypeError(
-                f"{self.name}: check needs {', '.join(wanted)} with these names, as attributes of a layer or "
-                f"arguments of a function; {missing[0]} is missing among {', '.join(self.takes)}"
-            )
+            words = said(
+                "{name}: check needs {wanted} with these names, as attributes of a layer or arguments of a function; "
+                "{missing} is missing among {taken}",
+                name=self.name, wanted=", ".join(wanted), missing=missing[0], taken=", ".join(self.takes),
+            )  # fmt: skip
+            raise TypeError(words)
 
     def _sizes(self) -> Optional[Sizes]:
         """Of a layer, or of a layer's method, that is given; None where any will do."""
@@ -201,9 +204,9 @@ class Student:
             warnings.simplefilter("ignore")  # of NumPy's functions that are tried on tensors, and torch's on arrays
             result = self._called(call, given)
         if result is None:
-            raise NoOutput("it gives None: is a return missing?")
+            raise NoOutput(said("it gives None: is a return missing?"))
         if isinstance(result, dict):
-            raise NoOutput("it gives a dict: return the output, or (output, weights)")
+            raise NoOutput(said("it gives a dict: return the output, or (output, weights)"))
         return result[0] if isinstance(result, tuple) and len(result) > 1 else result  # (output, weights)
 
     def _called(self, layer: Any, given: Inputs) -> Any:
@@ -243,11 +246,12 @@ def _positions(part: Inputs, batched: bool) -> Any:
 
 def own_line(error: BaseException) -> str:
     """Where in the student's own text an error arose, as "line 7: x = y"; else "the call"."""
-    found, trace = "the call", error.__traceback__
+    found, trace = said("the call"), error.__traceback__
     while trace is not None:
         name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
         if not name.startswith((str(Path(__file__).parents[1]), "<__")) and "-packages" not in name:
-            found = f"line {number}: {linecache.getline(name, number).strip()}".rstrip(": ")
+            found = said("line {number}: {text}", number=number, text=linecache.getline(name, number).strip())
+            found = found.rstrip(": ：")
         trace = trace.tb_next
     return found
 

@@ -18,7 +18,7 @@ from .mistakes import function, root, sources
 from .probes import Inputs, probes
 from .rounds import OF_LENS, Run, output
 from .student import NoOutput, Student, own_line
-from .words import say
+from .words import said, say
 
 _SCORING = "11.3 Attention Scoring Functions"
 _SEVERAL = "11.5 Multi-Head Attention, Implementation (10.5.2 in the first edition)"
@@ -136,11 +136,11 @@ def _notes(run: Run, form: str) -> list[str]:
     elif student.values_are_keys:
         notes += [say("note_values")]
     if layout in LAYOUTS_SAY:
-        notes += [say("note_layout", layout=LAYOUTS_SAY[layout])]
+        notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
     if student.kind == "rope":
         notes += [say("note_halves" if form == "rope_halves" else "note_pairs")]
     if "_rope" in form:
-        notes += [say("note_rotary", pairs="halves" if form.endswith("halves") else "neighbours")]
+        notes += [say("note_rotary", pairs=said("halves" if form.endswith("halves") else "neighbours"))]
     if student.has_one_head:
         notes += [say("note_one_head")]
     if form == "causal" and student.kind in ("causal", "dot_product") and not {"offset"} & {*student.takes.values()}:
@@ -161,13 +161,14 @@ def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answe
     places = list(dict.fromkeys(each.changes[0].where for each in found.mistakes))
     here = [place for place in texts if texts[place] != plain[place]]
     errors, (more, beside) = _error(run, function(form, found.mistakes)), _beside(run)
-    says = " , and ".join(dict.fromkeys(each.says for each in found.mistakes)).replace(" , ", ", ")
+    says = list(dict.fromkeys(said(each.says) for each in found.mistakes))
+    why = say("and", one=says[0], two=says[1]) if len(says) > 1 else says[0]
     if found.within:
-        start = say("within", name=run.student.name, form=found.within, says=says)
+        start = say("within", name=run.student.name, form=said(found.within), says=why)
     else:
-        start = say("equals", name=run.student.name, says=says)
+        start = say("equals", name=run.student.name, says=why)
     lines = [Lines(plain[place], texts[place]) for place in here]
-    read = say("read", sections="; ".join(dict.fromkeys(SECTIONS[place] for place in places)))
+    read = say("read", sections="; ".join(dict.fromkeys(said(SECTIONS[place]) for place in places)))
     shapes = [i for i in found.left if run.outcomes[i].error is None]
     left = [_not_taken(run, shapes)] if shapes else []
     ids = [
@@ -184,7 +185,7 @@ def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answe
 def _not_taken(run: Run, left: Sequence[int]) -> str:
     outcome, right = run.outcomes[left[0]], run.right[left[0]]
     what = say("gives_shape", got=outcome.output.shape, expected=right.shape)
-    return say("not_taken", form=where(run, left) or written_shapes(run.probes[left[0]]), what=what)
+    return say("not_taken", form=said(where(run, left)) or written_shapes(run.probes[left[0]]), what=what)
 
 
 def written_shapes(inputs: Inputs) -> str:
@@ -226,7 +227,7 @@ def _error(run: Run, made: Any) -> list[str]:
 def unknown(run: Run, notes: Sequence[str]) -> Answer:
     """Not explained by any known mistake: an error, another shape, or laws that do not hold."""
     student, all_of = run.student, len(run.probes)
-    section = say("read", sections=SECTIONS[root(run.form)])
+    section = say("read", sections=said(SECTIONS[root(run.form)]))
     others = [i for i, each in enumerate(run.outcomes) if not equal(each, run.right[i])]
     errors = [i for i in others if run.outcomes[i].error is not None]
     notes = [*notes, *_notes(run, run.form)]
@@ -234,15 +235,15 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
         no_output = isinstance(run.outcomes[errors[0]].error, NoOutput)
         words = say("no_output" if no_output else "raises", name=student.name, count=len(errors), all=all_of)
         rest = say("others_right" if errors == others else "others_differ") + _where(run, errors)
-        words += "." if len(errors) == all_of else rest
+        words += said(".") if len(errors) == all_of else rest
         ids = ["raises"] if errors == others else ["raises", "unknown"]
         return Answer(ids, [words, *_error(run, function(run.form)), *_example(run), section], notes)
     for i in others:
         got, right = run.outcomes[i].output, run.right[i]
         if got is not None and got.shape != right.shape:
             words = say("shape", name=student.name, got=got.shape, kind=student.kind, expected=right.shape)
-            words += f"{_reshaped(got, right)}.{_where(run, others)}"
-            shown = written({**_shown(run.probes[i]), "expected": right, "got": got})
+            words += _reshaped(got, right) + said(".") + _where(run, others)
+            shown = written({**_shown(run.probes[i]), said("expected"): right, said("got"): got})
             return Answer(["shape"], [words, shown, section], notes)
     laws = [f"{law.id}: {law.says}" for law in lawful.found(student, run.way, run.asked) if not law.holds]
     says = say("laws_broken", laws="\n  ".join(laws)) if laws else say("no_law_broken")
@@ -253,7 +254,7 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
 def _where(run: Run, chosen: list[int]) -> str:
     """What these probes, and no others, have in common, if it is their lengths."""
     form = where(run, chosen)
-    return say("only_where", form=form) if form else ""
+    return say("only_where", form=said(form)) if form else ""
 
 
 def _reshaped(got: Any, right: Any) -> str:

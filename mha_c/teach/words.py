@@ -1,8 +1,12 @@
-"""The sentences of answers, whole, with named fields: what a table of translations replaces."""
+"""The sentences of answers, whole, with named fields, and their translations: languages/zh.txt has the Chinese ones."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+
+from .._arguments.calls import refuses_at_the_call
 
 SENTENCES = {
     "right": "Your {name} computes what the book's {kind} does: {count} of {count} probes, {given}.",
@@ -61,5 +65,68 @@ SENTENCES = {
 
 
 def say(sentence: str, **fields: Any) -> str:
-    """A sentence with its fields."""
-    return SENTENCES[sentence].format(**fields)
+    """One of these sentences with its fields, in the chosen language."""
+    return said(SENTENCES[sentence], **fields)
+
+
+def said(english: str, **fields: Any) -> str:
+    """A sentence of any table with its fields, in the chosen language; in English where it has no translation."""
+    sentence = _translations.get(english, english)
+    return sentence.format(**fields) if fields else sentence
+
+
+# ---- languages -------------------------------------------------------------------------------------------------------
+
+_FILES = {path.stem: path for path in (Path(__file__).parent / "languages").glob("*.txt")}
+LANGUAGES = sorted(["en", *_FILES])
+_translations: dict[str, str] = {}
+
+
+@refuses_at_the_call
+def set_language(language: str) -> None:
+    """Choose the language of what `check`, `laws` and `puzzle` say; MHA_C_LANGUAGE chooses it from outside.
+
+    Parameters
+    ----------
+    language : str
+        "en", or "zh" for Chinese in the terms of the book's Chinese edition.
+
+    Raises
+    ------
+    ValueError
+        If there is no such language.
+
+    Examples
+    --------
+    >>> from mha_c import teach
+    >>> def attention(queries, keys, values, valid_lens=None):
+    ...     return teach.book.masked_softmax(queries @ keys.swapaxes(1, 2), valid_lens) @ values
+    >>> teach.set_language("zh")
+    >>> print(str(teach.check(attention)).splitlines()[0])
+    你的 attention 与书中函数的差别就在于：评分没有除以 sqrt(d)。
+    >>> teach.set_language("en")
+    """
+    global _translations
+    if language not in LANGUAGES:
+        raise ValueError(f"language must be one of {', '.join(LANGUAGES)}, got {language!r}")
+    _translations = translations(language)
+
+
+def translations(language: str) -> dict[str, str]:
+    """{an English sentence: the same in this language}, from the pairs of lines of its file."""
+    if language not in _FILES:
+        return {}
+    lines = [line for line in _FILES[language].read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
+    lines = [line.replace("\\n", "\n") for line in lines]
+    return dict(zip(lines[::2], lines[1::2]))
+
+
+def _from_outside() -> None:
+    chosen = os.environ.get("MHA_C_LANGUAGE") or "en"
+    try:
+        set_language(chosen)
+    except ValueError as error:
+        raise ValueError(f"MHA_C_LANGUAGE: {error}") from None
+
+
+_from_outside()
