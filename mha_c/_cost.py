@@ -16,6 +16,7 @@ import numpy as np
 from ._arguments import scalars
 from ._arguments.calls import refuses_at_the_call
 from ._explain import explain
+from ._recognize import THREE_LINES
 from .config import OPERATIONS, SECONDS, get_num_threads, in_words
 from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
@@ -170,7 +171,8 @@ def cost(
         features = scalars.whole(features, "features")
     is_module = hasattr(type(layer), "_to_measure")
     if not is_module and not isinstance(layer, (MultiHeadAttention, DotProductAttention, AdditiveAttention)):
-        raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}")
+        hint = f": mha_c.torch.convert may make it one.  {THREE_LINES}" if hasattr(layer, "named_modules") else ""
+        raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}{hint}")
     sizes = _sizes(layer, n_batch, n_queries, n_keys, features)
     name = type(layer).__name__ + (f", {sizes.heads} heads" if hasattr(layer, "W_o") else "")
     call, inputs, facts = (layer._to_measure if is_module else partial(_to_measure, layer))(

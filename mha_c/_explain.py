@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
@@ -21,6 +22,7 @@ from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of
 from ._decoder.steps import DecodingLayer, check_cache
 from ._layer.call import AttentionLayer, Plan
+from ._recognize import THREE_LINES
 from .config import SECONDS, in_words
 
 if TYPE_CHECKING:
@@ -106,19 +108,39 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         return _explain_module(call, *args, **options)
     if call is functional.dot_product_attention or call is functional.additive_attention:
         return _explain_function(call, args, options)
-    given = getattr(call, "__name__", type(call).__name__)
-    inside = [name for name, one in getattr(call, "named_modules", dict)() if hasattr(type(one), "_explained")]
-    layers = [name for name in inside if name.rpartition(".")[0] not in inside]
+    why = _why_left(call)
+    if why is None:
+        raise _not_a_layer(call)
+    name = type(call).__name__
+    facts = {"call": name, "way": "general", "why": f"its own lines: convert has left it, as it {why}"}
+    return Explanation(name, facts, [("way", facts["why"]), ("instead", THREE_LINES.replace("\n", "\n" + " " * 7))])
+
+
+def _why_left(call: Any) -> Optional[str]:
+    """Why `convert` has left a module; None where it has not."""
+    left: Any = getattr(sys.modules.get("mha_c.torch._own.finding"), "LEFT", {})
+    return left.get(call) if hasattr(call, "named_modules") else None
+
+
+def _not_a_layer(call: Any) -> TypeError:
+    """The error for what is no layer: it names the layers inside, or what makes one."""
+    name: Any = getattr(call, "__name__", type(call).__name__)
+    modules: Any = getattr(call, "named_modules", dict)
+    inside = [path for path, one in modules() if hasattr(type(one), "_explained")]
+    layers = [path for path in inside if path.rpartition(".")[0] not in inside]
     if layers:
         one = f"explain(model.get_submodule({layers[0]!r}), ...)"
-        raise TypeError(
-            f"explain takes one attention layer, and {given} holds {', '.join(map(repr, layers[:4]))}: write {one}"
+        return TypeError(
+            f"explain takes one attention layer, and {name} holds {', '.join(map(repr, layers[:4]))}: write {one}"
         )
-    if hasattr(call, "named_modules"):
-        given = f"{type(call).__module__}.{given}: mha_c.torch.convert makes a layer of mha_c of d2l's and torch's"
-    raise TypeError(
+    if modules is not dict:
+        name = (
+            f"{type(call).__module__}.{name}: mha_c.torch.convert makes its attention one, d2l's, torch's or your own, "
+            f"or says what differs.  {THREE_LINES}"
+        )
+    return TypeError(
         f"explain takes an attention layer of mha_c, functional.dot_product_attention or "
-        f"functional.additive_attention (for NumPy), and then the arguments of the call; got {given}"
+        f"functional.additive_attention (for NumPy), and then the arguments of the call; got {name}"
     )
 
 
@@ -180,9 +202,11 @@ def _check_given(queries: Any, keys: Any) -> None:
         raise TypeError("explain needs the inputs of the call, too: explain(layer, queries, keys, values)")
 
 
-def _explain_module(module: Any, queries: Any = None, keys: Any = None, *others: Any, **options: Any) -> Explanation:
-    _check_given(queries, keys)
-    name, facts = type(module).__name__, module._explained(queries, keys, *others, **options)
+def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
+    if not hasattr(type(module), "_how_of_mha_c"):  # a class of a reader's may take one input
+        given = {**dict(zip(("queries", "keys"), args)), **options}
+        _check_given(given.get("queries"), given.get("keys"))
+    name, facts = type(module).__name__, module._explained(*args, **options)
     way = [("way", facts["why"])]
     if "projections" in facts:
         return _explanation(name, facts, "W_o", way)

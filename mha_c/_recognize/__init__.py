@@ -6,10 +6,12 @@
 Neither torch nor teach is imported: a layer of torch is one whose parameters have names.
 """
 
-from .names import HEADS, arguments, attribute, books_name, parameters, taken
+from .advice import THREE_LINES
+from .names import HEADS, attribute, books_name, parameters, taken
+from .roles import arguments, roles
 from .weights import ADDITIVE, MULTI_HEAD, Part, Weights, weights_of
 
 __all__ = [
-    "ADDITIVE", "HEADS", "MULTI_HEAD", "Part", "Weights", "arguments", "attribute", "books_name", "parameters",
-    "taken", "weights_of",
+    "ADDITIVE", "HEADS", "MULTI_HEAD", "THREE_LINES", "Part", "Weights", "arguments", "attribute", "books_name",
+    "parameters", "roles", "taken", "weights_of",
 ]  # fmt: skip

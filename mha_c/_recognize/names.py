@@ -76,7 +76,8 @@ def parameters(mine: Any) -> list[inspect.Parameter]:
         found = list(inspect.signature(call).parameters.values())[isinstance(mine, type) :]  # without self
     except (TypeError, ValueError):
         return []
-    return [] if any(p.kind is p.VAR_POSITIONAL for p in found) else [p for p in found if p.kind is not p.VAR_KEYWORD]
+    named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return named if any(p.kind is not p.KEYWORD_ONLY for p in named) or len(named) == len(found) else []
 
 
 def taken(mine: Any, wanted: list[str]) -> dict[str, str]:
@@ -90,17 +91,6 @@ def taken(mine: Any, wanted: list[str]) -> dict[str, str]:
         if not names[parameter.name] and name not in names.values() and not _is_nobodys(parameter):
             names[parameter.name] = name
     return names or {name: name for name in wanted}
-
-
-def arguments(mine: Any) -> dict[str, str]:
-    """{parameter of a call: "queries", "keys", "values", "valid_lens", "mask", or ""}.
-
-    A call with queries alone is self-attention; one with queries and keys alone has values that are the keys.  Which
-    keys a mask hides, and whether a parameter that says nothing matters, only numbers can tell.
-    """
-    found = taken(mine, ["queries", "keys", "values", "valid_lens"])
-    masks = [name for name, ours in found.items() if not ours and "mask" in name.lower()]
-    return {**found, **dict.fromkeys(masks, "mask")}
 
 
 def _is_nobodys(parameter: inspect.Parameter) -> bool:

@@ -51,6 +51,16 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
     return told
 
 
+def arguments(mine: Any) -> dict[str, str]:
+    """{parameter of a call: "queries", "keys", "values", "valid_lens", "mask", or ""} of an attention.
+
+    A call with queries alone is self-attention; one with queries and keys alone has values that are the keys.  Which
+    keys a mask hides, and whether a parameter that says nothing matters, only numbers can tell.
+    """
+    wanted = ["queries", "keys", "values"]
+    return {name: role if role in (*wanted, "valid_lens", "mask") else "" for name, role in roles(mine, wanted).items()}
+
+
 def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
     """What the name alone tells; "" if it tells nothing."""
     name = parameter.name.lower()

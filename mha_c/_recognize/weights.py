@@ -100,6 +100,11 @@ class Weights(NamedTuple):
             for name, parts in self.parts.items()
         }
 
+    def unused(self, layer: Any) -> list[str]:
+        """The names of the layer's parameters that belong to none of these weights."""
+        used = {path for parts in self.parts.values() for part in parts for path in (part.weight, part.bias)}
+        return [path for path in _paths(layer) if path not in used]
+
     def places(self) -> dict[str, str]:
         """{the book's name: where it is}, for messages: {"W_q": "c_attn[outputs 0..7]"}."""
         return {name: ", ".join(map(str, parts)) for name, parts in self.parts.items()}
@@ -246,20 +251,19 @@ class _Held:
         orders = [others[::-1]] if roots[0] == "W_k" or roots[1] == "W_q" else [others]
         if not {"W_q", "W_k"} & {*roots}:
             orders = [others, others[::-1]]
-        ways = [{"W_q": (q.part,), "W_k": (k.part,), "w_v": w_v} for q, k in orders]
+        ways: list[dict[str, tuple[Part, ...]]] = [{"W_q": (q.part,), "W_k": (k.part,), "w_v": w_v} for q, k in orders]
         return [Weights(each) for way in ways for each in self._both_ways(way)]
 
     def _side_by_side(self, leaf: _Leaf, w_v: tuple[Part, ...]) -> list[Weights]:
-        """One projection of [query; key]: equal halves, or any cut that numbers may tell."""
-        n = leaf.shape[1]
-        cuts = sorted(range(1, n), key=lambda i: abs(2 * i - n))
-        found = []
-        for cut in cuts:
-            first, second = leaf.part._replace(columns=slice(0, cut)), leaf.part._replace(columns=slice(cut, n))
-            second_alone = second._replace(bias="")  # it is added once
-            found += [Weights({"W_q": (first,), "W_k": (second_alone,), "w_v": w_v})]
-            found += [Weights({"W_q": (second,), "W_k": (first._replace(bias=""),), "w_v": w_v})]
-        return found
+        """One projection of [query; key], or [key; query].  Where the one ends and the other begins, the features of a
+        call tell; here both have half of them."""
+        half = leaf.shape[1] // 2
+        first, second = (
+            leaf.part._replace(columns=slice(0, half)),
+            leaf.part._replace(columns=slice(half, leaf.shape[1])),
+        )
+        pairs = (first, second._replace(bias="")), (second._replace(bias=""), first)  # the bias is added once
+        return [Weights({"W_q": (q,), "W_k": (k,), "w_v": w_v}) for q, k in pairs]
 
 
 def _root_of_path(name: str) -> str:
@@ -316,6 +320,16 @@ def _leaves(layer: Any) -> Iterator[_Leaf]:
             bias = bias if bias and getattr(owner, last[: -len("weight")] + "bias", None) is not None else ""
             if _is_open(_at(layer, path)) or len(_at(layer, path).shape) in (1, 2):
                 yield _leaf(layer, path, bias, last.endswith("_weight"))
+
+
+def _paths(layer: Any) -> list[str]:
+    """Of all parameters, or of all arrays."""
+    if hasattr(layer, "named_parameters"):
+        return [path for path, _ in layer.named_parameters()]
+    held = {name: getattr(x, "weight", x) for name, x in vars(layer).items()}
+    return [
+        name if held[name] is vars(layer)[name] else f"{name}.weight" for name, x in held.items() if hasattr(x, "shape")
+    ]
 
 
 def _leaf(layer: Any, path: str, bias: str, turned: bool) -> _Leaf:

@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from .._layers_with_heads import in_eval_mode
+from .._recognize import THREE_LINES
 from ..config import processor
-from .convert import convert, is_ours
+from ._own.finding import LEFT
+from ._own.made import is_ours
+from .convert import convert
 
 
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, Any]:
@@ -33,10 +36,12 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
         module(*inputs)  # sets lazy sizes, and leaves weights that can be copied
     theirs = copy.deepcopy(module).eval()  # training changes gradients, statistics and modes, of copies only
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "convert found nothing")  # here it raises an error below
+        warnings.filterwarnings("ignore", "convert (found nothing|left)")  # here it raises an error below
         ours = convert(copy.deepcopy(theirs))
     if not any(map(is_ours, ours.modules())):
-        raise ValueError(f"{type(module).__name__} holds no attention module that mha_c could replace")
+        raise ValueError(
+            f"{type(module).__name__} holds no attention module that mha_c could replace{_why(ours)}.  {THREE_LINES}"
+        )
     difference = _difference(theirs, ours, inputs)
     forward = _timed(_forward, (theirs, ours), inputs, seconds / 2)
     both = _timed(_training, (theirs.train(), ours.train()), inputs, seconds / 2)
@@ -52,6 +57,12 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
             print(f"{times['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})")
         print(f"  largest difference  {difference:9.1e}")
     return result
+
+
+def _why(left: nn.Module) -> str:
+    """What `convert` has said of the modules that it left."""
+    found = [f"{type(part).__name__} {LEFT[part]}" for part in left.modules() if part in LEFT]
+    return f": {'; '.join(found)}" if found else ""
 
 
 def _tensors(value: Any) -> list[Tensor]:

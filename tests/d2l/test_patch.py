@@ -256,13 +256,22 @@ def notebook_class():
 
 
 CHANGES = {  # a line of the class, as an exercise changes it
-    "a causal mask": ("changed", staticmethod(lambda scores: scores + torch.full(scores.shape[-2:], -1e6).triu(1))),
     "a window": ("changed", staticmethod(lambda scores: scores + torch.full(scores.shape[-2:], -1e6).triu(9))),
     "no scale": ("changed", staticmethod(lambda scores: scores * 2)),
     "dropout of the result": ("mixed", lambda self, weights, values: self.dropout(weights @ values)),
     "no dropout": ("mixed", lambda self, weights, values: weights @ values),
     "more in training": ("mixed", lambda self, weights, values: self.dropout(weights) @ values * (1 + self.training)),
     "no gradient": ("mixed", lambda self, weights, values: self.dropout(weights.detach()) @ values),
+}
+
+
+WORDS = {
+    "a window": "computes something other than an attention of the book",
+    "no scale": "differs: scores are divided by 2, not by sqrt(d)|computes something other",
+    "dropout of the result": "dropout drops the output, not the attention weights",
+    "no dropout": "dropout is not used: no attention weights are dropped",
+    "more in training": "it computes something else in training",
+    "no gradient": "differs: its results are right, and their gradients are not",
 }
 
 
@@ -273,7 +282,7 @@ def test_convert_leaves_what_an_exercise_changed(change):
     setattr(kind.__base__, *CHANGES[change])
     model, x = torch.nn.Sequential(kind(0.1)), torch.randn(2, 4, 8)
     state = torch.get_rng_state()
-    with pytest.warns(UserWarning, match="left as they were: 0 .*DotProductAttention.* computes something other"):
+    with pytest.warns(UserWarning, match=f"left as they were: 0 .*DotProductAttention.* {WORDS[change]}"):
         mt.convert(model)
     assert type(model[0]) is kind and torch.equal(state, torch.get_rng_state())
     assert not hasattr(model[0], "attention_weights") and model[0].training
@@ -304,11 +313,12 @@ def test_convert_knows_the_books_text():
     kind = notebook_class()
     module, x = kind(0.1), torch.randn(2, 4, 8)
     module(x, x, x)
-    assert mt.convert(module) is module and type(module) is mt.DotProductAttention
-    assert module.training and module.dropout.p == 0.1 and not hasattr(module, "attention_weights")
-    kind.entropy = lambda self: 0.0
-    with pytest.warns(UserWarning, match="has other parts"):
-        mt.convert(kind(0.1))
+    weights = module.attention_weights
+    assert mt.convert(module) is module and isinstance(module, kind) and mha_c.explain(module, x, x, x)
+    assert module.training and module.dropout.p == 0.1 and module.attention_weights is weights
+    kind.__base__.changed = staticmethod(lambda scores: scores + torch.full(scores.shape[-2:], -1e6).triu(1))
+    causal = mt.convert(kind(0.1))
+    assert mha_c.explain(causal, x, x, x).as_dict()["way"] == "core"
 
 
 def test_convert_in_other_types_and_after_training(d2l):

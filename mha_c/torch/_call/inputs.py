@@ -78,11 +78,18 @@ def _sizes(linear: Any, n_features: Optional[int]) -> Any:
 # --- nn.LazyLinear: the first call sets the sizes before the core reads the weights -----------------------------
 
 
+def without_graphs(module: Any) -> dict[int, Tensor]:
+    """{id: detached} of tensors that a call has left in a module with their graph, which nobody can copy."""
+    held = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor))
+    return {id(x): x.detach() for x in held if x.grad_fn is not None}
+
+
 def copied(module: Any) -> Any:
     """A deep copy, also of a lazy module, whose parameters not every torch can copy."""
     lazy = [x for x in module.parameters() if is_lazy(x)]
     new: Any = UninitializedParameter
     twins: Any = {id(x): new(x.requires_grad, x.device, x.dtype) for x in lazy}
+    twins.update(without_graphs(module))
     return copy.deepcopy(module, twins)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._arguments import scalars
+from ..._recognize import THREE_LINES
 from ..._summary import NOTHING_SEEN, summarize
 from .operands import Operands, Weights
 
@@ -235,6 +236,6 @@ class Seen:
 
     def __repr__(self) -> str:
         if not self.calls:
-            return NOTHING_SEEN
+            return f"{NOTHING_SEEN}\n{THREE_LINES}"
         lines = [f"{len(self.calls)} calls of attention", *(f"{i:4} {call!r}" for i, call in enumerate(self.calls))]
         return "\n".join(lines)

@@ -1,0 +1,216 @@
+"""Which modules of a model are attentions that a reader has written, and what becomes of them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+import weakref
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from ... import teach
+from ..._recognize import THREE_LINES, arguments, books_name, weights_of
+from .._call.children import is_changed
+from .._tensors import recorded_or_transformed
+from ..nn import MultiheadAttention
+from .book import become_ours, is_of_the_book
+from .compared import Unlike, is_comparing, isolated
+from .made import is_made, is_ours, make
+from .plan import Plan
+from .probing import fitted
+
+LEFT: Any = weakref.WeakKeyDictionary()  # {module: why it was left}
+_KINDS = {"multi_head": "multi_head", "additive": "additive", "dot": "dot_product"}
+OTHER = "computes something other than an attention of the book"
+
+
+def kind_of(module: nn.Module) -> str:
+    """ "multi_head", "additive" or "dot" by names and structure alone; "" where it is no attention."""
+    kind = type(module)
+    if kind.__module__.partition(".")[0] in ("torch", "mha_c") or kind.forward is nn.Module.forward:
+        return ""
+    try:
+        names = arguments(module)
+    except (TypeError, ValueError):
+        return ""
+    roles = {*names.values()}
+    if "queries" not in roles:
+        return ""
+    by_name = {books_name(name, ["queries", "keys", "values"]) for name in names}
+    if next(module.parameters(), None) is None:
+        few = sum(1 for _ in module.modules()) <= 6
+        return "dot" if few and {"queries", "keys", "values"} <= by_name else ""
+    if sum(1 for _ in module.parameters()) > 100:  # a model
+        return ""
+    found = weights_of(module)
+    if not found:
+        return ""
+    others, own = found[0].unused(module), sum(map(len, found[0].parts.values()))
+    if len(others) > (0 if holds_attention(module) else own):  # a block, with more in it
+        return ""
+    if "w_v" in found[0].parts:
+        return "additive" if "keys" in by_name or "values" in by_name else ""
+    return "multi_head"
+
+
+def converted(module: nn.Module) -> tuple[list[str], bool]:
+    """Converts the attention modules inside a module; (which were left, and why; whether there are any)."""
+    left, found, conversion, before = [], False, Conversion(), {}  # type: Any, bool, Conversion, dict[Any, Any]
+    for name, part in reversed(list(module.named_modules())):  # a MultiHeadAttention after the attention inside
+        if is_ours(part):
+            found = True
+            continue
+        known = isinstance(part, nn.MultiheadAttention) or is_of_the_book(part)
+        if not known and (not kind_of(part) or is_wrapper(part)):
+            continue
+        found, around = True, not known and holds_attention(part)
+        if known:
+            before[part] = type(part), dict(part.__dict__)
+        reason = _of_torch_or_the_book(part, before) if known else conversion.take(part)
+        if reason is not None and not around:  # else what is inside has been told
+            kind = f"{type(part).__module__}.{type(part).__qualname__}"
+            left.append(f"{name or 'the module itself'} ({kind}) {reason}")
+    return left[::-1], found
+
+
+def _of_torch_or_the_book(module: nn.Module, before: dict[Any, Any]) -> Optional[str]:
+    """Convert a module of torch or d2l; None, or why it is left.
+
+    before   {module: (its class, its state)} as they were: parts of one that is left are put back
+    """
+    if not isinstance(module, nn.MultiheadAttention):
+        try:
+            return become_ours(module)
+        except RuntimeError as error:  # weights that take no other numbers, as quantized ones: torch's words
+            for inside in before.keys() & set(module.modules()):
+                inside.__class__, attributes = before[inside]
+                inside.__dict__.clear()
+                inside.__dict__.update(attributes)
+            return f"has weights that convert cannot replace to compare it: convert before you quantize ({error})"
+    if is_changed(module):
+        return "has hooks or a forward of its own"
+    if type(module) is not nn.MultiheadAttention:
+        return "is a subclass"
+    module.__class__ = MultiheadAttention
+    return None
+
+
+class Conversion:
+    """One call of `convert`: modules of one class with the same parts are compared once."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Any, Any]] = []
+        self._told: dict[Any, str] = {}
+
+    def take(self, module: nn.Module) -> Optional[str]:
+        """Convert one module, of which `kind_of` says that it may be an attention; None, or why it is left."""
+        if "forward" in module.__dict__:
+            return "has a forward of its own"
+        key = _key(module)
+        found = next((one for known, one in self._known if _are_equal(known, key)), None)
+        if found is None:
+            found = self._compared(module)
+            self._known.append((key, found))
+        if isinstance(found, Plan):
+            make(module, found)
+            return None
+        LEFT[module] = found
+        return str(found)
+
+    def _compared(self, module: nn.Module) -> Any:
+        try:
+            return fitted(module)
+        except Unlike as error:
+            return self._in_words(module, str(error))
+        except Exception as error:  # a class of somebody else may raise anything
+            return f"could not be compared: {type(error).__name__}: {error}".split("\n")[0]
+
+    def _in_words(self, module: nn.Module, reason: str) -> str:
+        if reason:
+            return f"differs: {reason}"
+        kind = type(module)
+        if kind not in self._told:
+            self._told[kind] = told(module)
+        return self._told[kind]
+
+
+def told(module: nn.Module) -> str:
+    """What `teach.check` says of a module that computes something else."""
+    try:
+        with isolated():
+            answer = teach.check(module, _KINDS[kind_of(module)])
+    except Exception:
+        return OTHER
+    first = str(answer).split("\n")[0]
+    found = re.search(r"equals the book's(?: \w+)? if (.*?)\.?$", first)
+    if found is None and "gives other numbers each time" in first:
+        return "differs: it gives other numbers each time, also in evaluation"
+    return f"differs: {found[1]}" if found else OTHER
+
+
+def holds_attention(module: nn.Module) -> bool:
+    """Whether a part of it, with parameters, is an attention that has been looked at already."""
+    inside = (part for part in module.modules() if part is not module and next(part.parameters(), None) is not None)
+    return any(is_ours(part) or part in LEFT for part in inside)
+
+
+def left_as_they_were(left: list[str]) -> str:
+    """The words of a warning."""
+    return f"convert left as they were: {'; '.join(left)}.  {THREE_LINES}"
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether one attention inside holds all its parameters: then it is around that one."""
+    count = sum(1 for _ in module.parameters())
+    inside = [part for part in module.modules() if part is not module]
+    known = (part for part in inside if is_ours(part) or part in LEFT)
+    return any(count == sum(1 for _ in part.parameters()) > 0 for part in known)
+
+
+def _key(module: nn.Module) -> Any:
+    """All that a module's lines may read but for the numbers of its parameters."""
+    structure: list[Any] = []
+    tables: list[Tensor] = []
+    for path, part in module.named_modules():
+        structure.append((path, type(part).__mro__[1] if is_made(part) else type(part)))
+        structure += [
+            (name, None if x is None else () if nn.parameter.is_lazy(x) else tuple(x.shape))
+            for name, x in part._parameters.items()
+        ]
+        for name, value in {**part._buffers, **vars(part)}.items():
+            if isinstance(value, Tensor):
+                tables.append(value)
+            elif isinstance(value, (int, float, str, bool, type(None))):
+                structure.append((name, type(value), value))
+    return structure, tables
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if one[0] != other[0] or len(one[1]) != len(other[1]):
+        return False
+    return all(a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one[1], other[1]))
+
+
+def compare_at_first_call(kind: Any) -> Any:
+    """Let the instances of a class be compared at their first call.  Returns the class."""
+    if "_compares_at_first_call" in vars(kind):
+        return kind
+    call, left = kind.__call__, weakref.WeakSet()  # type: Any, Any
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(self) is kind and not (is_comparing() or recorded_or_transformed()) and self not in left:
+            left.add(self)
+            _first(self)
+        return call(self, *args, **kwargs)
+
+    kind.__call__ = __call__
+    kind._compares_at_first_call = True
+    return kind
+
+
+def _first(module: nn.Module) -> None:
+    left, found = converted(module)
+    if left or not found:
+        warnings.warn(left_as_they_were(left or [f"{type(module).__qualname__} {OTHER}"]), stacklevel=3)

@@ -1,0 +1,80 @@
+"""What a call of a reader's module gives: the output, the weights, or both, in some order and shape."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .plan import put_back
+
+NEAR = 1e-4  # far above rounding in float32, far below the difference of another formula with numbers around 1
+# Weights (B, H, Q, K) as a module may show them.
+_SHAPES: dict[str, Any] = {
+    "heads": lambda w: w,
+    "folded": lambda w: w.flatten(0, 1),  # (B * H, Q, K), and (B, Q, K) of one head
+    "mean": lambda w: w.mean(1),
+    "flat": lambda w: w[:, 0, 0] if w.shape[1] == w.shape[2] == 1 else None,
+    "column": lambda w: w[:, 0].transpose(1, 2) if w.shape[1] == 1 else None,
+    "heads first": lambda w: w.transpose(0, 1),
+    "bare": lambda w: w[0, 0] if w.shape[:2] == (1, 1) else None,
+    "bare heads": lambda w: w[0] if w.shape[0] == 1 else None,
+    "time first": lambda w: w[:, 0, 0].t() if w.shape[1] == w.shape[2] == 1 else None,
+    "keys first": lambda w: w[:, 0].permute(2, 0, 1) if w.shape[1] == w.shape[2] == 1 else None,
+}
+
+
+def near(a: Any, b: Any) -> bool:
+    """Whether two results are equal but for rounding; NaN in the first counts as what the second has."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.shape != b.shape:
+        return False
+    return torch.allclose(a.to(b.dtype), b, rtol=NEAR, atol=NEAR)
+
+
+def shaped(weights: Tensor, form: str) -> Optional[Tensor]:
+    """Weights (B, H, Q, K) in a form; None where these sizes have no such form."""
+    found: Optional[Tensor] = _SHAPES[form](weights)
+    return found
+
+
+def form_of(result: Any, out: Tensor, weights: Tensor, layout: str) -> Any:
+    """What a result is: "out", a form of weights, None for None, or a tuple of these; "?" where it is neither."""
+    if type(result) is tuple:
+        return tuple(form_of(x, out, weights, layout) for x in result)
+    if result is None:
+        return None
+    if near(result, put_back(out, layout)):
+        return "out"
+    return form_of_weights(result, weights)
+
+
+def form_of_weights(result: Any, weights: Tensor) -> str:
+    """The form in which these are the weights, or "?"."""
+    found = ((form, shaped(weights, form)) for form in _SHAPES)
+    return next((form for form, x in found if x is not None and near(result, x)), "?")
+
+
+def is_known(form: Any) -> bool:
+    """Whether it is no "?", and shows anything at all."""
+    forms = form if isinstance(form, tuple) else (form,)
+    return "?" not in forms and any(x is not None for x in forms)
+
+
+def names(form: Any) -> tuple[Any, ...]:
+    """The parts of a form."""
+    return form if isinstance(form, tuple) else (form,)
+
+
+def given(form: Any, out: Tensor, weights: Any, layout: str) -> Any:
+    """The result of a call in a form; `weights` gives those of a form."""
+    if isinstance(form, tuple):
+        return tuple(given(x, out, weights, layout) for x in form)
+    if form is None:
+        return None
+    return put_back(out, layout) if form == "out" else weights(form)
+
+
+def tensors(result: Any) -> list[Tensor]:
+    """The tensors of a result."""
+    return [x for x in (result if isinstance(result, tuple) else (result,)) if isinstance(x, Tensor)]

@@ -1,0 +1,140 @@
+"""What a reader's module computes: from names and small calls to a `Plan`."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any, Optional
+
+from torch import nn
+
+from ..._recognize import weights_of
+from . import forms
+from .compared import Compared, Unlike, isolated
+from .dropping import with_dropout
+from .masks import cases, with_lengths, with_masks
+from .plan import NEEDED, Plan
+
+
+def fitted(module: nn.Module) -> Plan:
+    """The plan of a module; Unlike where it has none."""
+    with isolated():
+        compared = Compared(module)
+        plan = _based(compared)
+        for step in (_with_kept, _with_gradients, _with_flags, with_lengths, with_masks, with_dropout):
+            plan = step(compared, plan)
+        if compared.printed.getvalue():
+            raise Unlike("it prints")
+        return plan
+
+
+def _layouts(compared: Compared, kind: str) -> list[tuple[tuple[int, int], list[tuple[str, str]]]]:
+    """For each rank of queries and keys, the axes that they may have."""
+    found = [((3, 3), [("BQC", "BQC"), ("QBC", "QBC")]), ((2, 2), [("QC", "QC")])]
+    if kind == "dot":
+        return [found[0], ((4, 4), [("BHQC", "BHQC")]), found[1]]
+    if kind == "additive":  # of one query
+        found[0][1].extend([("B1C", "BQC"), ("1BC", "BQC"), ("1BC", "QBC")])
+        found += [((2, 3), [("BC", "BQC"), ("BC", "QBC")])]
+    return found
+
+
+def _based(compared: Compared) -> Plan:
+    """What names and a first call tell: the kind, the weights, axes, whether it is causal, what it gives."""
+    ways: list[Any] = list(weights_of(compared.own)) or [None]
+    if ways[0] is not None and ways[0].unused(compared.own):
+        raise Unlike(f"it holds {', '.join(ways[0].unused(compared.own)[:3])}, which the book's has not")
+    kind = "dot" if ways == [None] else "additive" if "w_v" in ways[0].parts else "multi_head"
+    by_place = [x for x in inspect.signature(compared.module.forward).parameters.values() if x.kind < x.VAR_POSITIONAL]
+    plan = Plan(kind, compared.takes, None, {}, len(by_place), most_keys=compared.most_keys)
+    for ranks, choices in _layouts(compared, kind):
+        before = plan
+        tries = list(itertools.product(choices, (False, True) if "keys" in compared.roles else (False,)))
+        for layouts, square in tries:
+            found = _hit(compared, plan, ways, ranks, layouts, square)
+            if found is not None:
+                plan = found
+                break
+        if plan is before and ranks == (3, 3) and compared.runs:  # it takes these, and gives something else
+            raise Unlike("")
+    if not plan.layouts:
+        raise Unlike("")
+    return plan._replace(needs=frozenset(compared.needs))
+
+
+def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, square: bool) -> Optional[Plan]:
+    """The plan with these layouts, if a call with them gives what ours does."""
+    given = compared.inputs(ways[0], layouts, square)
+    result = compared.first(given)
+    if result is None:
+        return None
+    known = [(plan.weights, plan.causal)] if plan.layouts else itertools.product(ways, (False, True))
+    new = plan._replace(layouts={**plan.layouts, ranks: layouts}, square=plan.square or square)
+    for way, causal in known:
+        new = new._replace(weights=way, causal=causal)
+        try:
+            found = compared.ours(new, given)
+        except Exception:  # weights that do not fit together in this way
+            continue
+        key = compared.key(new, given)
+        form = "?" if found is None else forms.form_of(result, found.out, found.weights, key[0])
+        if forms.is_known(form):
+            return new._replace(flags={**plan.flags, key: form})
+    return None
+
+
+def _with_gradients(compared: Compared, plan: Plan) -> Plan:
+    """The same plan, unless results agree and gradients do not."""
+    for given in [] if plan.needs else cases(compared, plan):
+        if not compared.agrees(plan, given) and compared.agrees(plan, given, lenient=True):
+            raise Unlike("its results are right, and their gradients are not: is something detached?")
+    return plan
+
+
+def _with_flags(compared: Compared, plan: Plan) -> Plan:
+    """Parameters that are switches: what comes of the other position of each."""
+    if plan.needs:
+        return plan
+    flags = dict(plan.flags)
+    for given in cases(compared, plan):
+        for name, role, default in plan.takes:
+            if role or not isinstance(default, bool):
+                continue
+            switched = {**given, name: not default}
+            try:
+                result, found = compared.call(switched), compared.ours(plan, switched)
+            except Exception:
+                continue
+            key = compared.key(plan, switched)
+            form = "?" if found is None else forms.form_of(result, found.out, found.weights, key[0])
+            if forms.is_known(form):
+                flags[key] = form
+    return plan._replace(flags=flags)
+
+
+def _with_kept(compared: Compared, plan: Plan) -> Plan:
+    """What a call leaves in attributes: weights in some form; what else it leaves, nobody can keep up."""
+    shown: dict[tuple[str, str], dict[str, str]] = {}
+    requires = {}
+    for given in cases(compared, plan, 1):
+        before, layout = _state(compared.own), compared.key(plan, given)[0]
+        compared.first(given)
+        found = compared.ours(plan, given)
+        assert found is not None
+        values = {key: x for key, x in _state(compared.own).items() if before.get(key, NEEDED) is not x}
+        made = [(path, name, getattr(part, name, None)) for path, part in compared.own.named_modules() if path
+                for name in getattr(type(part), "_kept_names", ())]  # fmt: skip
+        inside = {(path, name): value for path, name, value in made}
+        for (path, name), value in {**values, **inside}.items():
+            if name.startswith("_"):
+                continue
+            form = forms.form_of_weights(value, found.weights)
+            if form == "?" or (path and (path, name) not in inside):
+                raise Unlike(f"its call also sets {name}" if not path else f"a call of {path} in it sets {name}")
+            shown.setdefault((path, name), {})[layout] = form
+            requires[path, name] = bool(value.requires_grad) or (path, name) in inside
+    return plan._replace(kept=tuple((*key, shape, requires[key]) for key, shape in shown.items()))
+
+
+def _state(module: nn.Module) -> dict[tuple[str, str], Any]:
+    return {(path, name): value for path, part in module.named_modules() for name, value in vars(part).items()}

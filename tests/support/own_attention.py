@@ -1,0 +1,601 @@
+"""A zoo of attention as readers type it, in the words and the shapes of the book, of courses and of public code.
+
+Each class computes what a layer of ours computes.  ZOO has {name: (module, [calls])}.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ZOO = {}
+
+
+def case(*calls, **options):
+    """Puts a class into the zoo: `calls` are lists of inputs, and a dict of keywords at their end."""
+
+    def put(kind):
+        ZOO[kind.__name__] = (lambda **more: kind(**{**options, **more})), [call for call in calls]
+        return kind
+
+    return put
+
+
+def rows(batch, n, features, seed=0):
+    return torch.randn(batch, n, features, generator=torch.Generator().manual_seed(seed + n))
+
+
+def self_of(features=8, n=5):
+    x = rows(2, n, features)
+    return [x, x, x]
+
+
+def cross(q=8, k=8, v=8):
+    return [rows(2, 3, q), rows(2, 5, k, 1), rows(2, 5, v, 2)]
+
+
+LENS, EACH = torch.tensor([2, 5]), torch.tensor([[1, 2, 5], [5, 3, 4]])
+SEEN = torch.tensor([[1, 1, 0, 1, 0], [1, 0, 0, 1, 1]])
+PAIRS = torch.tril(torch.ones(3, 5), diagonal=2) * torch.tensor([1.0, 1, 0, 1, 1])
+TRIANGLE = torch.tril(torch.ones(5, 5))
+
+
+# ---- the book's, typed ------------------------------------------------------------------------------------------
+
+
+def sequence_mask(X, valid_len, value=0):
+    maxlen = X.size(1)
+    mask = torch.arange(maxlen, dtype=torch.float32)[None, :] < valid_len[:, None]
+    X[~mask] = value
+    return X
+
+
+def masked_softmax(X, valid_lens):
+    if valid_lens is None:
+        return F.softmax(X, dim=-1)
+    shape = X.shape
+    valid_lens = torch.repeat_interleave(valid_lens, shape[1]) if valid_lens.dim() == 1 else valid_lens.reshape(-1)
+    X = sequence_mask(X.reshape(-1, shape[-1]), valid_lens, value=-1e6)
+    return F.softmax(X.reshape(shape), dim=-1)
+
+
+def transpose_qkv(X, num_heads):
+    X = X.reshape(X.shape[0], X.shape[1], num_heads, -1).permute(0, 2, 1, 3)
+    return X.reshape(-1, X.shape[2], X.shape[3])
+
+
+def transpose_output(X, num_heads):
+    X = X.reshape(-1, num_heads, X.shape[1], X.shape[2]).permute(0, 2, 1, 3)
+    return X.reshape(X.shape[0], X.shape[1], -1)
+
+
+@case([*cross(), LENS], [*cross(), None], [*cross(), EACH])
+class DotProductAttention(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens=None):
+        d = queries.shape[-1]
+        scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(d)
+        self.attention_weights = masked_softmax(scores, valid_lens)
+        return torch.bmm(self.dropout(self.attention_weights), values)
+
+
+@case([*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], [*cross(6, 4, 7), EACH])
+class AdditiveAttention(nn.Module):
+    def __init__(self, key_size=4, query_size=6, num_hiddens=5, dropout=0.0):
+        super().__init__()
+        self.W_k = nn.Linear(key_size, num_hiddens, bias=False)
+        self.W_q = nn.Linear(query_size, num_hiddens, bias=False)
+        self.w_v = nn.Linear(num_hiddens, 1, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, queries, keys, values, valid_lens):
+        queries, keys = self.W_q(queries), self.W_k(keys)
+        features = torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))
+        scores = self.w_v(features).squeeze(-1)
+        self.attention_weights = masked_softmax(scores, valid_lens)
+        return torch.bmm(self.dropout(self.attention_weights), values)
+
+
+@case([*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], [*cross(6, 4, 7), EACH])
+class MultiHeadAttention(nn.Module):
+    """The first edition's: functions for the heads, sizes given."""
+
+    def __init__(self, key_size=4, query_size=6, value_size=7, num_hiddens=8, num_heads=2, dropout=0.0, bias=False):
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention = DotProductAttention(dropout)
+        self.W_q = nn.Linear(query_size, num_hiddens, bias=bias)
+        self.W_k = nn.Linear(key_size, num_hiddens, bias=bias)
+        self.W_v = nn.Linear(value_size, num_hiddens, bias=bias)
+        self.W_o = nn.Linear(num_hiddens, num_hiddens, bias=bias)
+
+    def forward(self, queries, keys, values, valid_lens):
+        queries = transpose_qkv(self.W_q(queries), self.num_heads)
+        keys = transpose_qkv(self.W_k(keys), self.num_heads)
+        values = transpose_qkv(self.W_v(values), self.num_heads)
+        if valid_lens is not None:
+            valid_lens = torch.repeat_interleave(valid_lens, repeats=self.num_heads, dim=0)
+        output = self.attention(queries, keys, values, valid_lens)
+        return self.W_o(transpose_output(output, self.num_heads))
+
+
+@case([*cross(), LENS], [*cross(), None])
+class HeadsByMethods(nn.Module):
+    """The second edition's: methods for the heads, sizes from the first call."""
+
+    def __init__(self, num_hiddens=8, num_heads=4, dropout=0.0, bias=True):
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention = DotProductAttention(dropout)
+        self.W_q, self.W_k = nn.LazyLinear(num_hiddens, bias=bias), nn.LazyLinear(num_hiddens, bias=bias)
+        self.W_v, self.W_o = nn.LazyLinear(num_hiddens, bias=bias), nn.LazyLinear(num_hiddens, bias=bias)
+
+    def split(self, X):
+        X = X.reshape(X.shape[0], X.shape[1], self.num_heads, -1).permute(0, 2, 1, 3)
+        return X.reshape(-1, X.shape[2], X.shape[3])
+
+    def join(self, X):
+        X = X.reshape(-1, self.num_heads, X.shape[1], X.shape[2]).permute(0, 2, 1, 3)
+        return X.reshape(X.shape[0], X.shape[1], -1)
+
+    def forward(self, queries, keys, values, valid_lens=None):
+        q, k, v = self.split(self.W_q(queries)), self.split(self.W_k(keys)), self.split(self.W_v(values))
+        lens = None if valid_lens is None else valid_lens.repeat_interleave(self.num_heads, dim=0)
+        return self.W_o(self.join(self.attention(q, k, v, lens)))
+
+
+class DotAttn(nn.Module):
+    def __init__(self, dropout):
+        super().__init__()
+        self.Dropout = nn.Dropout(dropout)
+
+    def forward(self, query, key, value, valid_len=None):
+        scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5
+        if valid_len is not None:
+            valid_len = valid_len[:, None] if valid_len.dim() == 1 else valid_len
+            hidden = torch.arange(scores.size(-1)) >= valid_len.unsqueeze(-1)
+            scores = scores.masked_fill(hidden, -1e9)
+        self.weights = torch.softmax(scores, dim=-1)
+        return self.Dropout(self.weights) @ value
+
+
+@case([*cross(), LENS], [*cross()], [*cross(), EACH])
+class MHA(nn.Module):
+    """Other names: Wq, DotAttn, self.Dropout, query_size first."""
+
+    def __init__(self, query_size=8, key_size=8, value_size=8, hiddens=8, n_heads=2, dropout=0.0):
+        super().__init__()
+        self.n_heads = n_heads
+        self.attn = DotAttn(dropout)
+        self.Wq, self.Wk = nn.Linear(query_size, hiddens, bias=False), nn.Linear(key_size, hiddens, bias=False)
+        self.Wv, self.Wo = nn.Linear(value_size, hiddens, bias=False), nn.Linear(hiddens, hiddens, bias=False)
+
+    def forward(self, query, key, value, valid_len=None):
+        q, k, v = (transpose_qkv(W(x), self.n_heads) for W, x in ((self.Wq, query), (self.Wk, key), (self.Wv, value)))
+        if valid_len is not None:
+            valid_len = valid_len.repeat_interleave(self.n_heads, dim=0)
+        return self.Wo(transpose_output(self.attn(q, k, v, valid_len), self.n_heads))
+
+
+@case([*cross(), LENS], [*cross(), EACH])
+class MinusInfinity(DotProductAttention):
+    """float('-inf') in the place of -1e6; lengths that it must be given."""
+
+    def forward(self, queries, keys, values, valid_lens):
+        scores = torch.einsum("bqd,bkd->bqk", queries, keys) / math.sqrt(keys.shape[2])
+        lens = valid_lens.reshape(len(queries), -1, 1)
+        scores[(torch.arange(keys.shape[1]) >= lens).expand_as(scores)] = float("-inf")
+        return torch.einsum("bqk,bkd->bqd", self.dropout(scores.softmax(-1)), values)
+
+
+@case([*cross()], [*cross(), SEEN[:, None, :].expand(2, 3, 5).bool()], [*cross(), PAIRS.bool()])
+class MaskInThePlaceOfLengths(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, q, k, v, mask=None):
+        scores = q.matmul(k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        attn = self.dropout(F.softmax(scores, dim=-1))
+        return attn.matmul(v), attn
+
+
+@case([*cross()])
+class NoLengths(nn.Module):
+    def forward(self, query, key, value):
+        return F.softmax(query @ key.mT / query.shape[-1] ** 0.5 if hasattr(query, "mT") else
+                         query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, -1) @ value  # fmt: skip
+
+
+@case([*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None])
+class AdditiveByOtherNames(nn.Module):
+    def __init__(self, query_size=6, key_size=4, hiddens=5, dropout=0.0):
+        super().__init__()
+        self.query_layer, self.key_layer = nn.Linear(query_size, hiddens), nn.Linear(key_size, hiddens)
+        self.score = nn.Linear(hiddens, 1, bias=False)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, query, key, value, lens=None):
+        scores = self.score((self.query_layer(query)[:, :, None] + self.key_layer(key)[:, None]).tanh())[..., 0]
+        if lens is not None:
+            hidden = torch.arange(key.size(1))[None] >= lens[:, None]
+            scores.masked_fill_(hidden[:, None], -1e6)
+        self.alpha = scores.softmax(dim=2)
+        return self.drop(self.alpha) @ value
+
+
+@case([rows(2, 5, 8), LENS], [rows(2, 5, 8), None])
+class SelfAttentionWithLengths(MHA):
+    """One input and lengths."""
+
+    def forward(self, X, valid_lens=None):
+        return super().forward(X, X, X, valid_lens)
+
+
+# ---- the annotated Transformer's line -------------------------------------------------------------------------
+
+
+def attention(query, key, value, mask=None, dropout=None):
+    d_k = query.size(-1)
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(d_k)
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    p_attn = scores.softmax(dim=-1)
+    if dropout is not None:
+        p_attn = dropout(p_attn)
+    return torch.matmul(p_attn, value), p_attn
+
+
+@case([*cross()], [*cross(), SEEN[:, None, :]], [*self_of(), TRIANGLE[None]])
+class MultiHeadedAttention(nn.Module):
+    def __init__(self, h=2, d_model=8, dropout=0.0):
+        super().__init__()
+        assert d_model % h == 0
+        self.d_k = d_model // h
+        self.h = h
+        self.linears = nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
+        self.attn = None
+        self.dropout = nn.Dropout(p=dropout)
+
+    def forward(self, query, key, value, mask=None):
+        if mask is not None:
+            mask = mask.unsqueeze(1)
+        n = query.size(0)
+        query, key, value = [
+            lin(x).view(n, -1, self.h, self.d_k).transpose(1, 2) for lin, x in zip(self.linears, (query, key, value))
+        ]
+        x, self.attn = attention(query, key, value, mask=mask, dropout=self.dropout)
+        x = x.transpose(1, 2).contiguous().view(n, -1, self.h * self.d_k)
+        return self.linears[-1](x)
+
+
+@case([*cross()], [*cross(), SEEN[:, None, None].bool()], [*cross(), PAIRS[None, None].bool()])
+class TensorScale(nn.Module):
+    """fc_q ... fc_o, and a tensor for the scale; output and weights are returned."""
+
+    def __init__(self, hid_dim=8, n_heads=4, dropout=0.0, device="cpu"):
+        super().__init__()
+        self.hid_dim, self.n_heads, self.head_dim = hid_dim, n_heads, hid_dim // n_heads
+        self.fc_q, self.fc_k = nn.Linear(hid_dim, hid_dim), nn.Linear(hid_dim, hid_dim)
+        self.fc_v, self.fc_o = nn.Linear(hid_dim, hid_dim), nn.Linear(hid_dim, hid_dim)
+        self.dropout = nn.Dropout(dropout)
+        self.scale = torch.sqrt(torch.FloatTensor([self.head_dim])).to(device)
+
+    def forward(self, query, key, value, mask=None):
+        batch = query.shape[0]
+        Q, K, V = self.fc_q(query), self.fc_k(key), self.fc_v(value)
+        Q, K, V = (x.view(batch, -1, self.n_heads, self.head_dim).permute(0, 2, 1, 3) for x in (Q, K, V))
+        energy = torch.matmul(Q, K.permute(0, 1, 3, 2)) / self.scale
+        if mask is not None:
+            energy = energy.masked_fill(mask == 0, -1e10)
+        weights = torch.softmax(energy, dim=-1)
+        x = torch.matmul(self.dropout(weights), V).permute(0, 2, 1, 3).contiguous()
+        return self.fc_o(x.view(batch, -1, self.hid_dim)), weights
+
+
+class ScaledDotProductAttention(nn.Module):
+    """With a temperature; heads as an axis."""
+
+    def __init__(self, temperature, attn_dropout=0.0):
+        super().__init__()
+        self.temperature = temperature
+        self.dropout = nn.Dropout(attn_dropout)
+
+    def forward(self, q, k, v, mask=None):
+        attn = torch.matmul(q / self.temperature, k.transpose(2, 3))
+        if mask is not None:
+            attn = attn.masked_fill(mask == 0, -1e9)
+        attn = self.dropout(F.softmax(attn, dim=-1))
+        return torch.matmul(attn, v), attn
+
+
+@case([*cross()], [*cross(), SEEN[:, None, :]])
+class WithTemperature(nn.Module):
+    """w_qs, w_ks, w_vs and fc; the inner class divides by a temperature."""
+
+    def __init__(self, n_head=2, d_model=8, d_k=4, d_v=3, dropout=0.0):
+        super().__init__()
+        self.n_head, self.d_k, self.d_v = n_head, d_k, d_v
+        self.w_qs = nn.Linear(d_model, n_head * d_k, bias=False)
+        self.w_ks = nn.Linear(d_model, n_head * d_k, bias=False)
+        self.w_vs = nn.Linear(d_model, n_head * d_v, bias=False)
+        self.fc = nn.Linear(n_head * d_v, d_model, bias=False)
+        self.attention = ScaledDotProductAttention(temperature=d_k**0.5, attn_dropout=dropout)
+
+    def forward(self, q, k, v, mask=None):
+        d_k, d_v, n_head = self.d_k, self.d_v, self.n_head
+        sz_b, len_q, len_k, len_v = q.size(0), q.size(1), k.size(1), v.size(1)
+        q = self.w_qs(q).view(sz_b, len_q, n_head, d_k).transpose(1, 2)
+        k = self.w_ks(k).view(sz_b, len_k, n_head, d_k).transpose(1, 2)
+        v = self.w_vs(v).view(sz_b, len_v, n_head, d_v).transpose(1, 2)
+        if mask is not None:
+            mask = mask.unsqueeze(1)
+        q, attn = self.attention(q, k, v, mask=mask)
+        q = q.transpose(1, 2).contiguous().view(sz_b, len_q, -1)
+        return self.fc(q), attn
+
+
+class ScaleDotProductAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.softmax = nn.Softmax(dim=-1)
+
+    def forward(self, q, k, v, mask=None, e=1e-12):
+        d_tensor = k.size(3)
+        score = (q @ k.transpose(2, 3)) / math.sqrt(d_tensor)
+        if mask is not None:
+            score = score.masked_fill(mask == 0, -10000)
+        score = self.softmax(score)
+        return score @ v, score
+
+
+@case([*cross()], [*cross(), SEEN[:, None, None]])
+class WithConcat(nn.Module):
+    """w_q, w_k, w_v, w_concat, and methods split and concat."""
+
+    def __init__(self, d_model=8, n_head=2):
+        super().__init__()
+        self.n_head = n_head
+        self.attention = ScaleDotProductAttention()
+        self.w_q, self.w_k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.w_v, self.w_concat = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+
+    def forward(self, q, k, v, mask=None):
+        q, k, v = self.split(self.w_q(q)), self.split(self.w_k(k)), self.split(self.w_v(v))
+        out, _ = self.attention(q, k, v, mask=mask)
+        return self.w_concat(self.concat(out))
+
+    def split(self, tensor):
+        batch, length, d = tensor.size()
+        return tensor.view(batch, length, self.n_head, d // self.n_head).transpose(1, 2)
+
+    def concat(self, tensor):
+        batch, head, length, d = tensor.size()
+        return tensor.transpose(1, 2).contiguous().view(batch, length, head * d)
+
+
+@case([*cross()[::-1][:2], cross()[0], SEEN[:, None, None]], [cross()[2], cross()[1], cross()[0], None])
+class ValuesFirst(nn.Module):
+    """values, keys, query, mask in this order; einsum; fc_out."""
+
+    def __init__(self, embed_size=8, heads=2):
+        super().__init__()
+        self.embed_size, self.heads, self.head_dim = embed_size, heads, embed_size // heads
+        self.values, self.keys = nn.Linear(embed_size, embed_size), nn.Linear(embed_size, embed_size)
+        self.queries, self.fc_out = nn.Linear(embed_size, embed_size), nn.Linear(embed_size, embed_size)
+
+    def forward(self, values, keys, query, mask):
+        N, value_len, key_len, query_len = query.shape[0], values.shape[1], keys.shape[1], query.shape[1]
+        values = self.values(values).reshape(N, value_len, self.heads, self.head_dim)
+        keys = self.keys(keys).reshape(N, key_len, self.heads, self.head_dim)
+        queries = self.queries(query).reshape(N, query_len, self.heads, self.head_dim)
+        energy = torch.einsum("nqhd,nkhd->nhqk", [queries, keys])
+        if mask is not None:
+            energy = energy.masked_fill(mask == 0, float("-1e20"))
+        weights = torch.softmax(energy / (self.head_dim ** (1 / 2)), dim=3)
+        out = torch.einsum("nhql,nlhd->nqhd", [weights, values]).reshape(N, query_len, self.embed_size)
+        return self.fc_out(out)
+
+
+# ---- one input -------------------------------------------------------------------------------------------------
+
+
+class Head(nn.Module):
+    """One head of a small GPT: causal by a table of ones."""
+
+    def __init__(self, n_embd=8, head_size=4, block_size=8, dropout=0.0):
+        super().__init__()
+        self.key = nn.Linear(n_embd, head_size, bias=False)
+        self.query = nn.Linear(n_embd, head_size, bias=False)
+        self.value = nn.Linear(n_embd, head_size, bias=False)
+        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        T = x.shape[1]
+        k, q = self.key(x), self.query(x)
+        wei = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
+        wei = wei.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
+        wei = self.dropout(F.softmax(wei, dim=-1))
+        return wei @ self.value(x)
+
+
+ZOO["Head"] = Head, [[rows(2, 5, 8)], [rows(1, 8, 8)]]
+
+
+@case([rows(2, 5, 8)], [rows(3, 8, 8)])
+class HeadsInAList(nn.Module):
+    def __init__(self, num_heads=2, head_size=4, n_embd=8, dropout=0.0):
+        super().__init__()
+        self.heads = nn.ModuleList([Head(n_embd, head_size, dropout=dropout) for _ in range(num_heads)])
+        self.proj = nn.Linear(head_size * num_heads, n_embd)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        out = torch.cat([h(x) for h in self.heads], dim=-1)
+        return self.dropout(self.proj(out))
+
+
+@case([rows(2, 5, 8)], [rows(3, 9, 8)])
+class CausalSelfAttention(nn.Module):
+    """c_attn, c_proj, two dropouts and a table, as small GPTs have them."""
+
+    def __init__(self, n_embd=8, n_head=2, dropout=0.0, block_size=16):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
+        self.attn_dropout, self.resid_dropout = nn.Dropout(dropout), nn.Dropout(dropout)
+        self.n_head, self.n_embd = n_head, n_embd
+        self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size))
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+        y = self.attn_dropout(F.softmax(att, dim=-1)) @ v
+        y = y.transpose(1, 2).contiguous().view(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+@case([rows(2, 5, 8)])
+class VisionAttention(nn.Module):
+    """qkv in one, (3, heads) as axes; attn_drop and proj_drop."""
+
+    def __init__(self, dim=8, num_heads=2, qkv_bias=False, dropout=0.0):
+        super().__init__()
+        self.num_heads = num_heads
+        self.scale = (dim // num_heads) ** -0.5
+        self.qkv = nn.Linear(dim, dim * 3, bias=qkv_bias)
+        self.attn_drop = nn.Dropout(dropout)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        B, N, C = x.shape
+        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        attn = self.attn_drop(((q @ k.transpose(-2, -1)) * self.scale).softmax(dim=-1))
+        x = (attn @ v).transpose(1, 2).reshape(B, N, C)
+        return self.proj_drop(self.proj(x))
+
+
+@case([rows(2, 5, 8)])
+class ToQkv(nn.Module):
+    """to_qkv in thirds, to_out a Sequential."""
+
+    def __init__(self, dim=8, heads=2, dim_head=3, dropout=0.0):
+        super().__init__()
+        self.heads, self.scale = heads, dim_head**-0.5
+        self.attend, self.dropout = nn.Softmax(dim=-1), nn.Dropout(dropout)
+        self.to_qkv = nn.Linear(dim, 3 * heads * dim_head, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(heads * dim_head, dim), nn.Dropout(dropout))
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) if hasattr(t, "unflatten") else t
+                   for t in self.to_qkv(x).chunk(3, dim=-1))  # fmt: skip
+        attn = self.dropout(self.attend(torch.matmul(q, k.transpose(-1, -2)) * self.scale))
+        return self.to_out(torch.matmul(attn, v).transpose(1, 2).flatten(2))
+
+
+@case([rows(2, 5, 6)], [rows(2, 5, 6), {"mask": TRIANGLE}], [rows(2, 5, 6), {"return_attention": True}])
+class MultiheadAttention(nn.Module):
+    """qkv_proj, head by head; a switch gives the weights, too."""
+
+    def __init__(self, input_dim=6, embed_dim=8, num_heads=2):
+        super().__init__()
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.qkv_proj = nn.Linear(input_dim, 3 * embed_dim)
+        self.o_proj = nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x, mask=None, return_attention=False):
+        batch_size, seq_length, _ = x.size()
+        qkv = self.qkv_proj(x).reshape(batch_size, seq_length, self.num_heads, 3 * self.head_dim).permute(0, 2, 1, 3)
+        q, k, v = qkv.chunk(3, dim=-1)
+        logits = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+        if mask is not None:
+            logits = logits.masked_fill(mask == 0, -9e15)
+        weights = F.softmax(logits, dim=-1)
+        o = self.o_proj(torch.matmul(weights, v).permute(0, 2, 1, 3).reshape(batch_size, seq_length, self.embed_dim))
+        return (o, weights) if return_attention else o
+
+
+@case([rows(1, 5, 3)[0]])
+class MatricesAlone(nn.Module):
+    """Matrices in the place of Linears, no batch."""
+
+    def __init__(self, d_in=3, d_out=2):
+        super().__init__()
+        self.W_query, self.W_key = nn.Parameter(torch.rand(d_in, d_out)), nn.Parameter(torch.rand(d_in, d_out))
+        self.W_value = nn.Parameter(torch.rand(d_in, d_out))
+
+    def forward(self, x):
+        keys, queries, values = x @ self.W_key, x @ self.W_query, x @ self.W_value
+        attn_scores = queries @ keys.T
+        return torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1) @ values
+
+
+@case([rows(2, 5, 4)], [rows(2, 6, 4)])
+class CausalAttention(nn.Module):
+    """W_query, W_key, W_value without an output; a mask that is cut."""
+
+    def __init__(self, d_in=4, d_out=4, context_length=6, dropout=0.0, qkv_bias=False):
+        super().__init__()
+        self.d_out = d_out
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
+
+    def forward(self, x):
+        num_tokens = x.shape[1]
+        keys, queries, values = self.W_key(x), self.W_query(x), self.W_value(x)
+        attn_scores = queries @ keys.transpose(1, 2)
+        attn_scores.masked_fill_(self.mask.bool()[:num_tokens, :num_tokens], -torch.inf)
+        attn_weights = self.dropout(torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1))
+        return attn_weights @ values
+
+
+@case([rows(2, 5, 4)])
+class HeadsWithoutOutput(nn.Module):
+    def __init__(self, d_in=4, d_out=2, num_heads=3, dropout=0.0):
+        super().__init__()
+        self.heads = nn.ModuleList([CausalAttention(d_in, d_out, 6, dropout) for _ in range(num_heads)])
+
+    def forward(self, x):
+        return torch.cat([head(x) for head in self.heads], dim=-1)
+
+
+@case([rows(2, 5, 4)], [rows(1, 6, 4)])
+class CausalHeads(nn.Module):
+    """W_query ... out_proj, one input, a table of bools."""
+
+    def __init__(self, d_in=4, d_out=8, context_length=6, num_heads=2, dropout=0.0, qkv_bias=True):
+        super().__init__()
+        self.d_out, self.num_heads, self.head_dim = d_out, num_heads, d_out // num_heads
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.out_proj = nn.Linear(d_out, d_out)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1).bool())
+
+    def forward(self, x):
+        b, num_tokens, _ = x.shape
+        keys, queries, values = (
+            W(x).view(b, num_tokens, self.num_heads, self.head_dim).transpose(1, 2)
+            for W in (self.W_key, self.W_query, self.W_value)
+        )
+        attn_scores = queries @ keys.transpose(2, 3)
+        attn_scores.masked_fill_(self.mask[:num_tokens, :num_tokens], -torch.inf)
+        attn_weights = self.dropout(torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1))
+        return self.out_proj((attn_weights @ values).transpose(1, 2).contiguous().view(b, num_tokens, self.d_out))

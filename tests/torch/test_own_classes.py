@@ -1,0 +1,330 @@
+"""`convert` on attention that readers have typed: the core computes it, and it stays the reader's."""
+
+import copy
+import io
+import pickle
+import re
+import time
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import mha_c
+import mha_c.torch as mt
+import own_attention
+import own_attention_more  # noqa: F401  it fills the zoo
+from own_attention import ZOO
+from own_lookalikes import LOOKALIKES
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # float32 in another order of operations
+
+
+def split(call):
+    """(positional inputs, keywords) of a call, with tensors of their own."""
+    named = call[-1] if isinstance(call[-1], dict) else {}
+    return call[: len(call) - bool(named)], named
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [x for item in value for x in tensors(item)] if isinstance(value, (tuple, list)) else []
+
+
+def weights_kept(module):
+    """{path: weights} that the lines of a module have left in it."""
+    names = "attention_weights", "weights", "attn", "alpha", "A", "attn_weights"
+    found = {}
+    for path, part in module.named_modules():
+        for name in names:
+            value = getattr(part, name, None)
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                found[f"{path}.{name}"] = value
+    return found
+
+
+def drawn(name):
+    """(a converted module, the same as it was), with sizes set."""
+    make, calls = ZOO[name]
+    torch.manual_seed(0)
+    module = make()
+    args, named = split(calls[0])
+    with torch.no_grad():
+        module(*args, **named)
+    twin = copy.deepcopy(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert mt.convert(module) is module
+    return module, twin
+
+
+@pytest.fixture(params=ZOO)
+def pair(request):
+    return (*drawn(request.param), ZOO[request.param][1])
+
+
+def test_the_zoo_is_large():
+    assert len(ZOO) >= 40
+
+
+def test_same_outputs_gradients_and_weights(pair):
+    module, twin, calls = pair
+    for call in calls:
+        args, named = split(call)
+        assert mha_c.explain(module, *args, **named).as_dict()["way"] == "core", named
+        results = []
+        for one in (module, twin):
+            one.zero_grad(set_to_none=True)
+            own = [
+                x.clone().requires_grad_(True) if torch.is_tensor(x) and x.dtype == torch.float32 else x for x in args
+            ]
+            out = one(*own, **named)
+            sum(x.square().sum() for x in tensors(out)).backward()
+            grads = [x.grad for x in own if torch.is_tensor(x) and x.requires_grad] + [p.grad for p in one.parameters()]
+            results.append((tensors(out), weights_kept(one), grads, type(out)))
+        (outs, weights, grads, kind), (own_outs, own_weights, own_grads, own_kind) = results
+        assert kind is own_kind and weights.keys() == own_weights.keys()
+        torch.testing.assert_close(outs, own_outs, **TOLERANCE)
+        torch.testing.assert_close([x + 0 for x in weights.values()], [*own_weights.values()], **TOLERANCE)
+        for got, expected in zip(grads, own_grads):
+            if got is None or expected is None:  # of a bias that does not matter
+                assert (expected if got is None else got) is None or (
+                    expected if got is None else got
+                ).abs().max() < 1e-5
+            else:
+                torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_ten_steps_of_training(pair):
+    module, twin, calls = pair
+    args, named = split(calls[0])
+    ends = []
+    for one in (module, twin):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.05) if [*one.parameters()] else None
+        for _ in range(10):
+            loss = sum(x.square().mean() for x in tensors(one.train()(*args, **named))[:1])
+            if optimizer is not None:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        ends.append([loss.detach(), *(p.detach() for p in one.parameters())])
+    torch.testing.assert_close(*ends, **TOLERANCE)
+
+
+def test_it_stays_the_readers(pair):
+    module, twin, calls = pair
+    args, named = split(calls[0])
+    kind = type(twin)
+    assert isinstance(module, kind) and type(module).__name__ == kind.__name__ and repr(module) == repr(twin)
+    assert (type(module).__module__, type(module).__qualname__) == (kind.__module__, kind.__qualname__)
+    assert [*module.state_dict()] == [*twin.state_dict()]
+    with torch.no_grad():
+        expected = tensors(twin.eval()(*args, **named))
+    module.eval()(*args, **named)
+    for again in (copy.deepcopy(module), copy.copy(module)):
+        assert mha_c.explain(again, *args, **named).as_dict()["way"] == "core"
+        torch.testing.assert_close(tensors(again(*args, **named)), expected, **TOLERANCE)
+    loaded = pickle.loads(pickle.dumps(module))
+    assert type(loaded) is kind and vars(loaded).keys() == vars(twin).keys()
+    torch.testing.assert_close(tensors(loaded(*args, **named)), expected, **TOLERANCE)
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    fresh = copy.deepcopy(twin)
+    for p in fresh.parameters():
+        p.data.zero_()
+    fresh.load_state_dict(torch.load(file))
+    torch.testing.assert_close(tensors(fresh(*args, **named)), expected, **TOLERANCE)
+    module.load_state_dict(twin.state_dict())
+    torch.testing.assert_close(tensors(module(*args, **named)), expected, **TOLERANCE)
+
+
+def test_parts_that_are_replaced_run(pair):
+    """A hook, another child, another method or function, another number: the module's own lines run again."""
+    module, twin, calls = pair
+    args, named = split(calls[0])
+    linears = [(path, part) for path, part in module.named_modules() if type(part) is nn.Linear]
+    seen = []
+    if linears:
+        handle = linears[0][1].register_forward_hook(lambda *_: seen.append(1))
+        assert mha_c.explain(module, *args, **named).as_dict()["way"] == "general"
+        module(*args, **named)
+        assert seen
+        handle.remove()
+        assert mha_c.explain(module, *args, **named).as_dict()["way"] == "core"
+
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    for path, part in linears[:1]:
+        for one in (module, twin):
+            owner, _, name = path.rpartition(".")
+            new = Doubled(part.in_features, part.out_features, part.bias is not None)
+            new.load_state_dict(part.state_dict())
+            one.get_submodule(owner)._modules[name] = new
+        results = [tensors(one.eval()(*args, **named)) for one in (module, twin)]
+        torch.testing.assert_close(*results, **TOLERANCE)
+
+
+def test_probing_has_no_side_effect():
+    for name in ("MultiHeadAttention", "CausalSelfAttention", "MultiHeadedAttention"):
+        make, _ = ZOO[name]
+        module = make(dropout=0.3)
+        module.train()
+        module.attention = module.attention.eval() if hasattr(module, "attention") else None
+        if module.attention is None:
+            del module.attention
+        calls = []
+        module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        state, numbers = torch.get_rng_state(), copy.deepcopy(module.state_dict())
+        modes, threads = [x.training for x in module.modules()], torch.get_num_threads()
+        parameters = [id(x) for x in module.parameters()]
+        mt.convert(module)
+        assert torch.equal(state, torch.get_rng_state()) and not calls and torch.get_num_threads() == threads
+        assert modes == [x.training for x in module.modules()] and parameters == [id(x) for x in module.parameters()]
+        assert all(torch.equal(x, numbers[key]) for key, x in module.state_dict().items())
+        assert all(x.grad is None for x in module.parameters())
+
+
+def test_dropout_acts_by_its_law():
+    """In training it drops, with the probability that the module's own Dropout has at the call."""
+    for name in ("MultiHeadedAttention", "DotProductAttention", "CausalSelfAttention", "HeadsInAList", "MHA"):
+        make, calls = ZOO[name]
+        module, (args, named) = mt.convert(make(dropout=0.5)), split(calls[0])
+        assert not torch.equal(tensors(module(*args, **named))[0], tensors(module(*args, **named))[0]), name
+        module.eval()
+        torch.testing.assert_close(module(*args, **named), module(*args, **named))
+        module.train()
+        for part in module.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        torch.testing.assert_close(module(*args, **named), module(*args, **named))
+
+
+def test_weights_after_dropout_are_those_that_were_used():
+    """The annotated Transformer keeps its weights after dropout."""
+    module = mt.convert(own_attention.MultiHeadedAttention(1, 8, dropout=0.5))
+    x = torch.randn(2, 5, 8)
+    out = module(x, x, x)
+    values = module.linears[2](x)
+    torch.testing.assert_close(module.linears[3]((module.attn @ values[:, None])[:, 0]), out, **TOLERANCE)
+    assert (module.attn == 0).any()
+
+
+def test_an_odd_call_takes_its_own_lines():
+    module, twin = drawn("MultiHeadAttention")
+    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    for args, named in (([q, k], {"values": v, "valid_lens": lens}), ([q.double(), k.double(), v.double(), lens], {})):
+        if args[0].dtype is torch.float64:
+            module, twin = module.double(), twin.double()
+        torch.testing.assert_close(module(*args, **named), twin(*args, **named), **TOLERANCE)
+    with pytest.raises(TypeError, match="forward"):  # its own words
+        module(q)
+    with pytest.raises(RuntimeError):
+        module(q[..., :3].double(), k.double(), v.double(), lens)
+
+
+def test_a_subclass_runs_its_own_lines():
+    module, twin = drawn("NoLengths")
+    kind = type(module)
+
+    class Louder(kind):
+        def forward(self, query, key, value):
+            return 2 * super().forward(query, key, value)
+
+    x = torch.randn(2, 3, 4)
+    torch.testing.assert_close(Louder()(x, x, x), 2 * twin(x, x, x))
+
+
+def test_functions_that_are_redefined(monkeypatch):
+    """A cell of the notebook that is run again with another function."""
+    module, twin = drawn("MultiHeadAttention")
+    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    before = module(q, k, v, lens)
+    monkeypatch.setattr(own_attention, "masked_softmax", lambda X, lens: torch.ones_like(X))
+    torch.testing.assert_close(module(q, k, v, lens), twin(q, k, v, lens))
+    assert not torch.allclose(module(q, k, v, lens), before)
+
+
+def test_a_number_or_a_table_that_changes():
+    module, twin = drawn("VisionAttention")
+    x = torch.randn(2, 5, 8)
+    module.scale = twin.scale = 3.0
+    torch.testing.assert_close(module(x), twin(x))
+    module, twin = drawn("CausalHeads")
+    x = torch.randn(2, 5, 4)
+    for one in (module, twin):
+        one.mask.logical_not_().fill_diagonal_(False)
+    torch.testing.assert_close(module(x), twin(x))
+
+
+def test_a_class_and_a_decorator():
+    @mt.convert
+    class Mine(own_attention.MultiHeadAttention):
+        pass
+
+    assert isinstance(Mine, type) and Mine.__name__ == "Mine" and mt.convert(Mine) is Mine
+    module, (args, _) = Mine(), split(ZOO["MultiHeadAttention"][1][0])
+    twin = copy.deepcopy(module)
+    expected = own_attention.MultiHeadAttention.forward(twin, *args)
+    torch.testing.assert_close(module(*args), expected, **TOLERANCE)
+    assert isinstance(module, Mine) and mha_c.explain(module, *args).as_dict()["way"] == "core"
+
+    @mt.convert
+    class Wrong(own_attention.NoLengths):
+        def forward(self, q, k, v):
+            return super().forward(q, k, v) * 2
+
+    wrong = Wrong()
+    with pytest.warns(UserWarning, match=r"Wrong\) (computes something other|differs)"):
+        wrong(*args[:1] * 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrong(*args[:1] * 3)  # it is told once
+
+
+def test_it_is_quick():
+    """Twelve layers within a second, a model without attention within 50 ms; both with room for a loaded machine."""
+    layers = nn.Sequential(*[own_attention.CausalSelfAttention(64, 4) for _ in range(12)])
+    mt.convert(own_attention.CausalSelfAttention(64, 4))  # torch's own first calls
+    begin = time.process_time()
+    mt.convert(layers)
+    assert time.process_time() - begin < 1.0
+    plain = nn.Sequential(
+        *[nn.TransformerEncoderLayer(8, 2, 8).linear1 for _ in range(40)], *[Block() for _ in range(40)]
+    )
+    begin = time.process_time()
+    with pytest.warns(UserWarning, match="nothing to replace"):
+        mt.convert(plain)
+    assert time.process_time() - begin < 0.05
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.fc = nn.Conv1d(3, 3, 1), nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.conv(x)))
+
+
+def test_compare_takes_own_classes():
+    module, args = own_attention.MultiHeadAttention(), ZOO["MultiHeadAttention"][1][0]
+    result = mha_c.d2l.compare(module, *args, seconds=0.02, show=False)
+    assert result["largest_difference"] < 1e-5 and type(module) is own_attention.MultiHeadAttention
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_lookalikes_are_left_and_named(name):
+    kind, words = LOOKALIKES[name]
+    module = kind()
+    with pytest.warns(UserWarning) as told:
+        mt.convert(module)
+    assert type(module) is kind
+    message = str(told[0].message)
+    said = message.split(kind.__name__ + ") ")[1].split(".  In a forward")[0]
+    assert re.search(words or r"^differs: |^computes something other than an attention of the book$", said), said
+    assert "dot_product_attention(q, k, v, keep_mask=mask)" in message
