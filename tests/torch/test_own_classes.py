@@ -15,6 +15,7 @@ import mha_c
 import mha_c.torch as mt
 import own_attention
 import own_attention_more  # noqa: F401  it fills the zoo
+import own_self_attention
 from own_attention import ZOO
 from own_lookalikes import LOOKALIKES
 
@@ -288,8 +289,8 @@ def test_a_class_and_a_decorator():
 
 def test_it_is_quick():
     """Twelve layers within a second, a model without attention within 50 ms; both with room for a loaded machine."""
-    layers = nn.Sequential(*[own_attention.CausalSelfAttention(64, 4) for _ in range(12)])
-    mt.convert(own_attention.CausalSelfAttention(64, 4))  # torch's own first calls
+    layers = nn.Sequential(*[own_self_attention.CausalSelfAttention(64, 4) for _ in range(12)])
+    mt.convert(own_self_attention.CausalSelfAttention(64, 4))  # torch's own first calls
     begin = time.process_time()
     mt.convert(layers)
     assert time.process_time() - begin < 1.0
