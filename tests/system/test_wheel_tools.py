@@ -1,6 +1,8 @@
 """What `make wheels` and its checks do where this machine is not: other mirrors, other systems' wheels, WebAssembly."""
 
 import hashlib
+import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import needs
 import tools
 from mha_c.viz import own_layer
 
+ROOT = Path(__file__).resolve().parents[2]
 inputs = tools.load("tools/wheels/inputs.py")
 web_page = tools.load("tools/wheels/web_page.py")
 webassembly = tools.load("tools/wheels/webassembly.py")
@@ -52,6 +55,13 @@ def test_mirrors_that_cannot_be_read_are_left_out(system, asked, monkeypatch):
     done = type("Done", (), {"stdout": said})
     monkeypatch.setattr(inputs.subprocess, "run", lambda *_, **__: done)
     assert inputs.debian_mirrors() == (["https://one.test/debian"] if asked else [])
+
+
+def test_the_page_names_the_pythons_that_browsers_get_a_wheel_for():
+    built = re.search(r"^build = (\[.*?\])", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
+    page = " ".join((ROOT / "docs" / "browser.md").read_text().split())
+    (said,) = re.findall(r"\(`pyemscripten`, PEP 783\): for Python (3\.\d+),.* and for (3\.\d+)\. ", page)
+    assert json.loads(built) == [f"cp{version.replace('.', '')}-*" for version in said]
 
 
 # --- WebAssembly ------------------------------------------------------------------------------------------------------
