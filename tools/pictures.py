@@ -9,6 +9,7 @@ docs/seeing.md are made by the box above them.
 """
 
 import base64
+import io
 import os
 import re
 import shutil
@@ -119,6 +120,15 @@ def press_next(view, times):
     view.browser.run("return new Promise(done => setTimeout(done, 1500))")  # numbers move to their places
 
 
+def top_of(name, width, height):
+    """The upper part of a picture, as small as a page shows it beside another."""
+    with Image.open(FOLDER / f"{name}.png") as image:
+        part = image.convert("RGB").crop((0, 0, image.width, image.width * height // width))
+        small, file = part.resize((width, height), Image.Resampling.LANCZOS), io.BytesIO()
+    small.save(file, "PNG")
+    return file.getvalue()
+
+
 def on_it(view):
     """The last head, and what "it" gives to "cat": the keys move from the largest weight's cell."""
     view.press("3")
@@ -147,6 +157,7 @@ def pages(browser):
         folder = Path(name)
         view = written_by_the_page("heat-maps.md", folder, "attention.html").read_text(encoding="utf-8")
         write("view", shown(browser, view, 900, on_it))
+        write("first", top_of("view", 640, 500))
         write("heads", written_by_the_page("heat-maps.md", folder, "heads.png").read_bytes())
         for file in "steps.html", "tiles.html":
             text = written_by_the_page("seeing.md", folder, file).read_text(encoding="utf-8")

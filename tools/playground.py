@@ -70,6 +70,8 @@ def written(module):
     worker = page.joined([page.asset(SOURCES / name) for name in WORKER])
     packed = base64.b64encode(zlib.compress(module, 9)).decode()
     data = {"title": TITLE, "core": packed, "worker": worker, "tileSteps": tile_steps()}
+    if os.environ.get("MHA_C_REPOSITORY"):  # where the reader finds the rest
+        data["repository"] = os.environ["MHA_C_REPOSITORY"]
     data["models"] = json.loads((SOURCES / "lecture_models.json").read_text(encoding="utf-8"))
     style = json.dumps("".join(map(page.asset, styles)))
     start = f"openPlayground({style}, {page.as_javascript(data)});"

@@ -25,12 +25,12 @@ PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the sit
 BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE = BUILT / "source", BUILT / "html"
 GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
-    "For users": "start colab from-d2l from-torch from-bertviz masks heat-maps check your-own-attention seeing "
+    "For users": "start colab from-d2l from-torch from-bertviz masks heat-maps heads check your-own-attention seeing "
     "command scale-out",
     "For teachers": "lecture browser notebooks",
 }
 FOR_CONTRIBUTORS = """docs/how-it-works docs/attention-in-c csrc/kernels/README docs/compatibility docs/promises
-docs/accuracy benchmarks/README CONTRIBUTING RELEASING SECURITY CHANGELOG""".split()
+docs/accuracy docs/webassembly benchmarks/README CONTRIBUTING RELEASING SECURITY CHANGELOG""".split()
 
 
 def grouped_pages():
@@ -77,6 +77,7 @@ SEARCHED = {
     "which line is wrong": "docs/check", "grade": "docs/check", "batch_first": "docs/from-torch",
     "MultiheadAttention": "docs/from-torch", "need_weights": "docs/from-torch", "bertviz": "docs/from-bertviz",
     "transformerlens": "docs/from-bertviz", "lecture": "docs/lecture", "homework": "docs/check",
+    "prune": "docs/heads", "which heads matter": "docs/heads", "step by step": "docs/seeing",
     "playground": "docs/browser",
 }  # fmt: skip
 TAKE_ALONG = """{{download}}`This notebook as a file </files/{name}.ipynb>`, without results and with all data that it

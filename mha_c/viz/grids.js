@@ -18,7 +18,7 @@ function signed(theme, share) {
 }
 
 // spec: name, data (list of rows, null for a cell that holds nothing), kind "signed", "weight" or "plain", rows and columns (labels or null),
-// shape (what is said of it in place of rows × columns), masked(i, j), hidden (what is written in a masked cell, where it is wide enough; else the cell is hatched), numbers (always written), top (what has the full colour; the largest of `data` where it is not given)
+// shape (what is said of it in place of rows × columns), masked(i, j), hidden (what is written in a masked cell, where it is wide enough; else the cell is hatched), unused(i) (a row whose numbers nobody uses, drawn grey), numbers (always written), top (what has the full colour; the largest of `data` where it is not given)
 function Grid(app, spec) {
   const height = spec.data.length;
   const width = spec.data[0] ? spec.data[0].length : 0;
@@ -110,7 +110,8 @@ function Grid(app, spec) {
       return;
     }
     const masked = hidden(i, j);
-    const { fill, ink } = masked ? { fill: app.color("wash"), ink: app.color("soft") } : color(i, j);
+    const unused = Boolean(spec.unused && spec.unused(i));
+    const { fill, ink } = masked || unused ? { fill: app.color(masked ? "wash" : "faint"), ink: app.color("soft") } : color(i, j);
     context.fillStyle = fill;
     context.fill();
     const text = said(i, j, numbers);

@@ -5,7 +5,7 @@ const COST_SIZES = [64, 128, 256, 512, 1024, 2048, 4096];
 const COST = {
   id: "cost", title: "What it costs", nav: "Cost",
   says: ["n words make n² scores: twice as many words cost four times the time, and four times the memory where all scores are kept.",
-    "The core keeps only a tile of them. Press Measure: both ways are timed by the same core in this browser."],
+    "The core keeps only a tile of them. Both ways are timed by the same core in this browser: now, and again by Measure."],
   seen: "n words cost n² of time, and n² of memory only where all scores are kept: tiles give the same output without it.",
   fields: { largest: wholeOf(1024, 64, 4096), depth: wholeOf(64, 16, 128) },
   across: "largest", along: "depth",
@@ -42,6 +42,7 @@ const COST = {
       stop();
       if (store.state.running) start();
     });
+    if (!(data.measured || []).length) store.set({ running: true, results: [], failed: "" });
     return () => {
       forget();
       stop();

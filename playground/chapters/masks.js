@@ -36,7 +36,7 @@ const MASKS = {
     const hidden = (a, b) => !sees[a][b];
     const choose = (at) => ({ query: at.i });
     const grid = (name, data, more) => placed(pen, name, data, { w, h, look: { row: i }, columns: small ? null : words,
-      shape: queriesByKeys(count, count),
+      shape: queriesByKeys(count, count), unused: (row) => row >= n.s.len,
       pick: choose, ...more });
     const nothing = !sees[i].some(Boolean);
     const top = Math.max(...n.scores.flat().map(Math.abs));
@@ -72,7 +72,7 @@ const MASKS = {
         11) + " = " + exact(n.weights[i][best])],
       [T("before the mask"), softmaxText(n.scores[i], best, 11) + " = " + exact(n.before[i][best])]];
   },
-  note: () => T("Queries of the padding still look at words; what they give is not used."),
+  note: () => T("Grey: queries of the padding. They still look at words; what they give is not used."),
   said: (n) => T("{query}: {seen} keys may be seen", { query: n.words[n.i], seen: n.sees[n.i].filter(Boolean).length }),
   table: (n) => [table(T("scores"), n.scores.map((row, i) => row.map((x, j) => (n.sees[i][j] ? x : -Infinity))), n.words,
     n.words, 4),
