@@ -93,14 +93,8 @@ class GQAAttention(RotatesHeads):
     ----------
     W_q, W_k, W_v, W_o : Linear
         The projections of queries, keys, values and of the joined heads.
-        Their `weight` and `bias` can be read and assigned.
     rope, causal : bool
         As given to the constructor.
-
-    Raises
-    ------
-    ShapeError, TypeError, ValueError
-        As in `MultiHeadAttention`, and if num_kv_heads does not divide num_heads.
 
     Notes
     -----

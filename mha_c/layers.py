@@ -30,22 +30,6 @@ __dir__ = __all__.copy  # what dir() and completion show
 class DotProductAttention(DecodingLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
-    training=None) returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`.
-
-    Parameters
-    ----------
-    dropout : float
-        Probability, from 0 to 1, with which an attention weight is dropped, in training mode only.
-    dtype, rng, empty_rows : as in `MultiHeadAttention`
-        Keyword-only.
-
-    Notes
-    -----
-    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
-
-    Examples
-    --------
     >>> import numpy as np, mha_c
     >>> queries, keys = np.ones((2, 1, 2)), np.ones((2, 10, 2))
     >>> values = np.arange(40.0).reshape(1, 10, 4).repeat(2, axis=0)
@@ -56,6 +40,20 @@ class DotProductAttention(DecodingLayer):
            [[10., 11., 12., 13.]]])
     >>> attention.attention_weights.shape
     (2, 1, 10)
+
+    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
+    training=None, cache=None) returns (B, Q, Dv).  All else is as in `MultiHeadAttention`.
+
+    Parameters
+    ----------
+    dropout : float
+        Probability with which an attention weight is dropped, in training mode.
+    dtype, rng, empty_rows : as in `MultiHeadAttention`
+        Keyword-only.
+
+    Notes
+    -----
+    Source: d2l 11.3 (10.3 in the first edition); Vaswani et al. 2017, "Attention is all you need".
     """
 
     @refuses_at_the_call
@@ -74,86 +72,46 @@ class DotProductAttention(DecodingLayer):
 
 
 class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
-    """Multi-head attention: each head is a DotProductAttention of projected inputs; W_o projects all heads' outputs.
+    """Multi-head attention: each head attends in its own features, and W_o joins what all heads found.
 
-    There are two forms of the constructor, one for each generation of the book; the arguments tell which is meant:
+    >>> import numpy as np, mha_c
+    >>> X = np.ones((2, 4, 100), dtype=np.float32)
+    >>> mha = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5, rng=0)
+    >>> mha(X, X, X, valid_lens=[3, 2]).shape
+    (2, 4, 100)
+    >>> mha.attention_weights.shape
+    (2, 5, 4, 4)
 
-        # d2l 1.0, mxnet
-        MultiHeadAttention(num_hiddens, num_heads, dropout, bias=False)
-        # d2l 0.16-0.17, TensorFlow
-        MultiHeadAttention(key_size, query_size, value_size, num_hiddens,
-                           num_heads, dropout, bias=False)
+    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None,
+    cache=None) returns (B, Q, num_hiddens).  Inputs are float32 or float64, arrays, lists or CPU tensors without
+    gradient; the result is of their type.  `valid_lens` (B,) or (B, Q) says how many keys count; the others are never
+    read.  `causal=True` hides what comes after a query.  `training` overrides train() and eval() for one call.  A
+    wrong argument raises ShapeError, TypeError or ValueError, and changes nothing.
+    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Parameters
     ----------
     key_size, query_size, value_size : int
-        Features of the inputs.  The first form has no such arguments: the first call sets these sizes.
-    num_hiddens : int
-        Features of the result.
-    num_heads : int
-        How many heads; must divide num_hiddens.
+        Features of the inputs, in d2l 0.17's form of the constructor; else the first call sets them.
+    num_hiddens, num_heads : int
+        Features of the result, and how many heads share them: num_heads must divide num_hiddens.
     dropout : float
-        Probability, from 0 to 1, with which an attention weight is dropped, in training mode only.
+        Probability with which an attention weight is dropped, in training mode.
     bias : bool
-        Whether the four projections add a bias; the name `use_bias` is accepted too.
+        Whether the four projections add a bias; `use_bias` is the same.
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
-        Random numbers for the initial weights and for dropout.
+        For the initial weights, which are Xavier-uniform, and for dropout.
     empty_rows : {"uniform", "zero"}
-        What a query whose length is <= 0 gets: the mean of all values ("uniform", as in d2l) or 0 ("zero").
+        What a query whose length is <= 0 gets: the mean of all values, as in d2l, or 0.
 
     Attributes
     ----------
     W_q, W_k, W_v, W_o : Linear
-        The projections of queries, keys, values and of the joined heads.
-        Their `weight` and `bias` can be read and assigned.
+        The projections; their `weight` and `bias` can be read and assigned.
     FORMS : tuple of str
         The arguments of both forms of the constructor.
-
-    Raises
-    ------
-    ShapeError
-        If shapes do not match; a ValueError.
-    TypeError
-        If types differ or are not those named here.
-    ValueError
-        If a value is not allowed, such as a length of NaN or a num_hiddens that is not divisible by num_heads.  A call
-        that raises an error changes nothing in the layer.
-
-    Notes
-    -----
-    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None)
-    returns (B, Q, num_hiddens).
-
-    queries, keys, values   all float32 or all float64, whatever `dtype` is: arrays, nested lists, CPU tensors
-                without gradient.  The result has the same type, and is a tensor if one input is.  The call does not
-                modify its inputs.
-    valid_lens  how many keys count: None (all), (B,) or (B, Q), integers or floats (rounded up).  Keys and
-                values beyond these lengths are never read.  A length above K means all keys, one below 0 means 0.
-    causal      True: query i sees keys 0..i only, of those that valid_lens let it see.  If there are not as many keys
-                as queries, write "top_left" for that, or "bottom_right": the last query sees the last key.
-    training    True or False: overrides train() and eval() for one call.  NumPy layers start in eval mode.  In training
-                mode attention weights are dropped, and the layer keeps what `backward` needs.
-
-    After a call `attention_weights` is (B, H, Q, K); `attention.attention_weights` is (B*H, Q, K), as in d2l.
-    Parameters are `W_q`, `W_k`, `W_v`, `W_o`; their `.weight` and `.bias` can be read and assigned.  See also
-    `initialize`, `state_dict`, `load_state_dict`, and for training `backward`, `parameters`, `zero_grad`.  Several
-    threads may call one layer at the same time.
-    Unlike d2l's, it starts in eval mode, checks its arguments, draws its weights Xavier-uniform and needs no
-    valid_lens.
-    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> X = np.ones((2, 4, 100), dtype=np.float32)
-    >>> Y = np.ones((2, 6, 100), dtype=np.float32)
-    >>> mha = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5, rng=0)
-    >>> mha(X, Y, Y, valid_lens=[3, 2]).shape
-    (2, 4, 100)
-    >>> mha.attention_weights.shape
-    (2, 5, 4, 6)
     """
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
@@ -210,41 +168,6 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
 class AdditiveAttention(DecodingLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 
-    There are two forms of the constructor, one for each generation of the book:
-
-        # d2l 1.0, mxnet
-        AdditiveAttention(num_hiddens, dropout)
-        # d2l 0.16-0.17, TensorFlow
-        AdditiveAttention(key_size, query_size, num_hiddens, dropout)
-
-    Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None,
-    *, causal=False, training=None) returns (B, Q, Dv).  Arguments, types and errors are those of `MultiHeadAttention`;
-    `keys` may also be the result of `project_keys`.  `attention_weights` is (B, Q, K).
-
-    Parameters
-    ----------
-    key_size, query_size : int
-        Features of keys and queries.  The first form has no such arguments: the first call sets these sizes.
-    num_hiddens : int
-        Features of the projected keys and queries, which are added.
-    dropout, dtype, rng, empty_rows : as in `MultiHeadAttention`
-        All but dropout are keyword-only.
-
-    Attributes
-    ----------
-    W_k, W_q, w_v : Linear
-        The projections of keys and queries, and the one that makes a score of their sum.
-        Their `weight` and `bias` can be read and assigned.
-    FORMS : tuple of str
-        The arguments of both forms of the constructor.
-
-    Notes
-    -----
-    Parameters: `W_k`, `W_q`, `w_v`.  Unlike d2l's, it never builds the (B, Q, K, num_hiddens) array of features.
-    Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
-
-    Examples
-    --------
     >>> import numpy as np, mha_c
     >>> queries, keys = np.ones((2, 1, 20)), np.ones((2, 10, 2))
     >>> values = np.arange(40.0).reshape(1, 10, 4).repeat(2, axis=0)
@@ -253,6 +176,33 @@ class AdditiveAttention(DecodingLayer):
     array([[[ 2.,  3.,  4.,  5.]],
     <BLANKLINE>
            [[10., 11., 12., 13.]]])
+
+    Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
+    causal=False, training=None, cache=None) returns (B, Q, Dv).  `keys` may be what `project_keys` gave.  All else is
+    as in `MultiHeadAttention`.
+
+    Parameters
+    ----------
+    key_size, query_size : int
+        Features of keys and queries, in d2l 0.17's form of the constructor; else the first call sets them.
+    num_hiddens : int
+        Features of the projected keys and queries, which are added.
+    dropout : float
+        Probability with which an attention weight is dropped, in training mode.
+    dtype, rng, empty_rows : as in `MultiHeadAttention`
+        Keyword-only.
+
+    Attributes
+    ----------
+    W_k, W_q, w_v : Linear
+        The projections of keys and queries, and the one that makes a score of their sum.
+    FORMS : tuple of str
+        The arguments of both forms of the constructor.
+
+    Notes
+    -----
+    Unlike d2l's, it never builds the (B, Q, K, num_hiddens) array of features.
+    Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
     """
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()

@@ -240,23 +240,7 @@ class TransposesHeads:
     def transpose_qkv(self, X: Any) -> Any: ...
     @refuses_at_the_call
     def transpose_qkv(self, X: Any) -> Any:
-        """Split into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H).
-
-        Parameters
-        ----------
-        X : array_like or Tensor (B, T, num_hiddens)
-            Projected queries, keys or values.
-
-        Returns
-        -------
-        array or Tensor (B*H, T, num_hiddens/H)
-            Row b*H + h is head h of item b.
-
-        Raises
-        ------
-        ShapeError
-            If X has the wrong shape.
-        """
+        """Split X into heads as d2l does: (B, T, num_hiddens) becomes (B*H, T, num_hiddens/H), row b*H + h."""
         return self._masking.transpose_qkv(X, self.num_heads)
 
     @overload
@@ -265,23 +249,7 @@ class TransposesHeads:
     def transpose_output(self, X: Any) -> Any: ...
     @refuses_at_the_call
     def transpose_output(self, X: Any) -> Any:
-        """The reverse of `transpose_qkv`.
-
-        Parameters
-        ----------
-        X : array_like or Tensor (B*H, T, num_hiddens/H)
-            The heads.
-
-        Returns
-        -------
-        array or Tensor (B, T, num_hiddens)
-            All heads' features side by side.
-
-        Raises
-        ------
-        ShapeError
-            If X has the wrong shape.
-        """
+        """Join the heads of X (B*H, T, num_hiddens/H) again: the reverse of `transpose_qkv`."""
         return self._masking.transpose_output(X, self.num_heads)
 
 

@@ -84,17 +84,9 @@ class KernelAttention(Trained):
     width_grad : float or None
         The gradient of the width, to which each `backward` adds; None before the first.
 
-    Raises
-    ------
-    ShapeError
-        If shapes do not match.
-    TypeError
-        If inputs have the wrong type.
-    ValueError
-        If the width is not above 0 or is infinite, or if the kernel is below 0 or NaN.
-
     Notes
     -----
+    A ValueError says that the width is not above 0 or is infinite, or that the kernel is below 0 or NaN.
     Unlike the book's code: Gaussian weights stay right far from every key, where the book's are 0/0 (they are a softmax
     of the distances, not a quotient of numbers that underflow), as long as u**2 is finite in the inputs' type; the rows
     of the weights are the queries.  The (B, Q, K) array of distances is stored.

@@ -61,76 +61,20 @@ class Decodes(Planned):
     def new_cache(
         self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
     ) -> KeyValueCache:
-        """Make a cache for the projected keys and values of max_len steps of `batch` items; see `KeyValueCache`.
+        """Make a cache for the projected keys and values of `max_len` steps of `batch` items; see `KeyValueCache`.
 
-        layer(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the cache.
-        Each new step attends to itself and to all steps before it.  For the new steps, the result is that of a causally
-        masked call on the whole sequence.  valid_lens (B,) says how many of the n steps of each item count, for prompts
-        of different lengths; rows of the result beyond that have no meaning.  In evaluation mode only.
-
-        Parameters
-        ----------
-        batch : int
-            The batch size.
-        max_len : int or None
-            The largest number of steps; None, with a window only: any number.
-        window : int, optional
-            Each step sees the last `window` steps, itself included, and the first `sinks`; the cache has room for these
-            alone.  None: all steps before it.
-        sinks : int
-            How many of the first steps every later step sees.
-
-        Returns
-        -------
-        KeyValueCache
-            An empty cache.  A call with it raises ValueError if there is no room, if other weights filled the cache, or
-            if the layer is in training mode.
-
-        Notes
-        -----
-        d2l has no such call; its decoder keeps the inputs of earlier steps and projects them again at each step.
-
-        Examples
-        --------
-        >>> import numpy as np, mha_c
-        >>> x = np.random.default_rng(0).standard_normal((1, 5, 8))
-        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
-        >>> whole = mha(x, x, x, valid_lens=[[1, 2, 3, 4, 5]])
-        >>> cache = mha.new_cache(batch=1, max_len=5)
-        >>> steps = [mha(new, new, new, cache=cache) for new in np.split(x, 5, axis=1)]
-        >>> np.allclose(np.concatenate(steps, axis=1), whole)
-        True
-        >>> cache
-        KeyValueCache(batch=1, max_len=5, lengths=[5])
+        layer(x, x, x, cache=cache) projects only the new steps x (B, n, features), and appends them; valid_lens (B,)
+        says how many of the n count.  A step attends to itself and to all before it, with `window` to so many last
+        steps and to the first `sinks`: then max_len may be None.  ValueError without room, or in training.
         """
         self._check_looks_back()
         return KeyValueCache(batch, max_len, window=window, sinks=sinks)
 
     @refuses_at_the_call
     def project(self, keys: Any, values: Any, valid_lens: Any = None) -> ProjectedKeyValues:
-        """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
+        """Project `keys` by W_k and `values` by W_v once; layer(queries, kv) takes the result in place of both.
 
-        Parameters
-        ----------
-        keys, values : array_like (B, K, .)
-            The keys and values that a call would take.  They set sizes of W_k and W_v that are not known yet.
-        valid_lens : array_like (B,) or (B, Q), optional
-            Used by calls that give no valid_lens.
-
-        Returns
-        -------
-        ProjectedKeyValues
-            A call takes it in place of both: layer(queries, kv) returns the same result.  If W_k or W_v has changed
-            since, the call raises a ValueError: project again.
-
-        Examples
-        --------
-        >>> import numpy as np, mha_c
-        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
-        >>> encoder_outputs = np.ones((2, 6, 8))
-        >>> kv = mha.project(encoder_outputs, encoder_outputs, valid_lens=[3, 6])
-        >>> mha(np.ones((2, 1, 8)), kv).shape
-        (2, 1, 8)
+        `valid_lens` is for calls that give none.  If W_k or W_v changes, the next call raises a ValueError.
         """
         return self._projected(valid_lens, keys=keys, values=values)
 

@@ -197,18 +197,9 @@ class AttentionLayer(Planned, Viewable):
     @property
     @calls.refuses_at_the_call
     def attention_weights(self) -> Array:
-        """Weights of the last call, (B, Q, K), before dropout: rows sum to 1, and masked keys have weight 0.
+        """Weights of the last call, (B, Q, K) or (B, H, Q, K), before dropout: rows sum to 1, hidden keys have 0.
 
-        Layers with heads have (B, H, Q, K), the attention inside a MultiHeadAttention (B*H, Q, K).  The first reading
-        computes the weights of that call, even if parameters have changed since; each later one returns the same array
-        (a tensor if inputs were tensors) until the next call.
-
-        Raises
-        ------
-        AttributeError
-            Before the first call.
-        RuntimeError
-            If the call used another instruction set (a pickle from another kind of CPU).
+        Computed when first read; later readings give the same array.  AttributeError before the first call.
         """
         saved, (read, found) = self._last and self._last[0], self._shown.get("weights", (None, {}))
         if saved is None or read is not saved:
@@ -227,38 +218,11 @@ class AttentionLayer(Planned, Viewable):
     @overload
     def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
     def backward(self, grad_output: Any) -> Any:
-        """Gradients of a loss with respect to queries, keys and values, from the gradient with respect to the output.
+        """Gradients of a loss with respect to queries, keys and values, given `grad_output`, that of the output.
 
-        The gradients are those of the last call in training mode, with the parameters and the dropout of that call; the
-        inputs of that call must not have changed since.  Gradients of the parameters are added to their `grad` (see
-        `parameters()`; also `W_q.weight_grad` and so on); `zero_grad` deletes them.
-
-        Parameters
-        ----------
-        grad_output : array of the shape and type of that call's output
-            The gradient with respect to the output.
-
-        Returns
-        -------
-        tuple of three arrays (tensors if tensors went in)
-            The gradients grad_queries, grad_keys, grad_values, in the shapes of the inputs.  If one array was given for
-            several inputs, its gradient is the sum of their gradients.  Keys and values that no query saw have a
-            gradient of exactly 0, and add nothing to the gradients of the parameters.
-
-        Raises
-        ------
-        RuntimeError
-            If there was no call in training mode before, or if its backward was called already.
-
-        Examples
-        --------
-        >>> import numpy as np, mha_c
-        >>> x = np.ones((2, 3, 4))
-        >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
-        >>> out = mha(x, x, x, valid_lens=[3, 2], training=True)
-        >>> grad_queries, grad_keys, grad_values = mha.backward(np.ones_like(out))
-        >>> grad_values.shape, mha.W_v.weight_grad.shape
-        ((2, 3, 4), (8, 4))
+        Of the last call in training mode; RuntimeError without one, and at the second time.  The gradients of the
+        parameters are added to their `grad`.  An array given for several inputs gets the sum; what no query saw gets
+        0.
         """
         record = self._record
         if record is None:

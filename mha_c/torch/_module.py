@@ -127,14 +127,13 @@ class AttentionModule(ShowsWeights, Viewable):
     def new_cache(
         self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
     ) -> KeyValueCache:
-        """Make a cache for the projected keys and values of max_len steps of `batch` items.
+        """Make a cache for the projected keys and values of `max_len` steps of `batch` items.
 
         module(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the
-        cache.  Each new step attends to itself and to all steps before it; valid_lens (B,) says how many of the n steps
-        of each item count.  In eval mode and without gradients only.
+        cache.  Each new step attends to itself and to all steps before it; valid_lens (B,) says how many of the n
+        steps of each item count.  With `window` a step sees so many last steps and the first `sinks`; then max_len may
+        be None.  In eval mode and without gradients only.
 
-        Examples
-        --------
         >>> import torch, mha_c.torch
         >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1).eval()
         >>> cache = mha.new_cache(batch=1, max_len=100)
@@ -149,12 +148,11 @@ class AttentionModule(ShowsWeights, Viewable):
     @twin(DecodingLayer.project)
     @refuses_at_the_call
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
-        """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
+        """Project `keys` by W_k and `values` by W_v once, for a decoder that uses the same ones at every step.
 
-        Gradients flow back to keys, values, W_k and W_v; under torch.no_grad() calls are fastest.
+        module(queries, kv) takes the result in place of both; `valid_lens` is for calls that give none.  Gradients
+        flow back to keys, values, W_k and W_v; under torch.no_grad() calls are fastest.
 
-        Examples
-        --------
         >>> import torch, mha_c.torch
         >>> mha, encoded = mha_c.torch.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.ones(2, 6, 8)
         >>> kv = mha.project(encoded, encoded, torch.tensor([3, 6]))

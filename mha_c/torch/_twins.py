@@ -22,13 +22,14 @@ def twin(original: Any) -> Callable[[Twin], Twin]:
             known = {**_parameters(theirs), **({"device": _PLACE, "dtype": _PLACE} if "device" in names else {})}
             known.update(_parameters(mine))
             alike: dict[str, list[str]] = {}
-            for name in names:
+            for name in names if known else ():  # a method may say in sentences what it takes
                 alike.setdefault(known[name], []).append(name)
             parameters = "\n".join(f"{', '.join(group)} : {text}" for text, group in alike.items())
             told = {**theirs, "Examples": "", **mine, "Parameters": parameters}
             parts = [f"{title}\n{'-' * len(title)}\n{told[title]}" for title in _ORDER if told.get(title)]
             summary, *paragraphs = mine[""].split("\n\n")
-            own.__doc__ = "\n\n".join((summary, *(paragraphs or theirs[""].split("\n\n")[1:]), *parts))
+            between = [each for each in theirs[""].split("\n\n")[1:] if not each.startswith(">>")]
+            own.__doc__ = "\n\n".join((summary, *(paragraphs or between), *parts))
         return own
 
     return completed

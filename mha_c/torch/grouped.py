@@ -176,10 +176,9 @@ class GQAAttention(RotatesHeads):
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.
 
-        Keys are rotated at the positions 0, 1, ... with rope.  Gradients flow back to keys, values, W_k and W_v.
+        `valid_lens` is for calls that give none.  Keys are rotated at the positions 0, 1, ... with rope.  Gradients
+        flow back to keys, values, W_k and W_v.
 
-        Examples
-        --------
         >>> import torch, mha_c.torch
         >>> gqa = mha_c.torch.GQAAttention(num_hiddens=16, num_heads=4, num_kv_heads=2, causal=False)
         >>> kv = gqa.project(torch.ones(2, 6, 16), torch.ones(2, 6, 16), torch.tensor([3, 6]))

@@ -59,7 +59,27 @@ DotProductAttention._layout = Layout.of(())
 
 @twin(of_numpy.MultiHeadAttention)
 class MultiHeadAttention(AttentionModule, TransposesHeads):
-    """Multi-head attention: each head is a DotProductAttention of projected inputs; W_o projects all heads' outputs.
+    """Multi-head attention: each head attends in its own features, and W_o joins what all heads found.
+
+    >>> import torch, mha_c.torch
+    >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
+    >>> X, Y = torch.ones(2, 4, 100), torch.ones(2, 6, 100)
+    >>> mha(X, Y, Y, torch.tensor([3, 2])).shape
+    torch.Size([2, 4, 100])
+    >>> mha.attention_weights.shape
+    torch.Size([2, 5, 4, 6])
+
+    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None,
+    cache=None) returns (B, Q, num_hiddens).  Inputs have the parameters' device and type; on the CPU 16-bit floats are
+    computed in float32.  `valid_lens` (B,) or (B, Q) says how many keys count; the others are never read, unless a
+    part of the layer was replaced or has hooks: then the call is the book's own lines.  `causal=True` hides what comes
+    after a query.  `training` overrides the mode of the dropout.  A wrong argument raises ShapeError, TypeError or
+    ValueError.
+
+    `attention_weights` (B, H, Q, K) are those before dropout, computed when first read; gradients flow from them to
+    inputs and parameters, but not to the output, which is computed without them (RuntimeError).  Each call with
+    dropout draws one seed from torch's generator.  On other devices than the CPU torch's own kernels compute the call.
+    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Parameters
     ----------
@@ -75,54 +95,6 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         The projections of queries, keys, values and of the joined heads.
     FORMS : tuple of str
         The arguments of both forms of the constructor.
-
-    Raises
-    ------
-    ShapeError
-        If shapes do not match; a ValueError.
-    TypeError
-        If types or devices differ, or if an input is not a tensor of floats.
-    ValueError
-        If a value is not allowed, such as a length of NaN or a num_hiddens that is not divisible by num_heads.
-    RuntimeError
-        If the gradient of the output with respect to attention_weights is asked for: the output is not computed from
-        them.
-
-    Notes
-    -----
-    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None,
-    cache=None) gives (B, Q, num_hiddens).
-
-    queries, keys, values   of the parameters' device and type, float32 or float64.  On the CPU bfloat16 and float16,
-                also mixed with float32, are computed in float32; the result is rounded to the type of queries.  Under
-                autocast, results other than float64 have autocast's type.  If `keys` is a result of `project`, leave
-                out values
-    valid_lens  how many keys count: None (all), (B,) or (B, Q), a tensor, array or list of integers or floats
-                (rounded up); where all parts of the layer are plain, keys and values beyond these lengths are never
-                read.  A length above K means all keys, one below 0 means 0
-    causal      True: query i sees keys 0..i only, of those that valid_lens let it see.  If there are not as many
-                keys as queries, write "top_left" for that, or "bottom_right": the last query sees the last key
-    training    True or False: overrides the mode of the dropout for one call
-    cache       made by `new_cache`: holds the earlier steps
-
-    After a call `attention_weights` is (B, H, Q, K); `attention.attention_weights` is (B*H, Q, K), as in d2l.  They
-    are the weights before dropout, computed at their first use; where gradients are recorded, gradients flow from them
-    to inputs and parameters.  Each call with dropout draws one seed from torch's generator.  On devices other than the
-    CPU, torch's own kernels compute the call.
-    Unlike d2l's, it checks its arguments, needs no valid_lens and keeps no graph in its attention weights (so
-    copy.deepcopy works after a training step).  If a part was replaced or has hooks, the call is the book's own lines
-    with the inputs as they are: each part is called once, in the book's order, and may see keys that no query sees.
-    Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
-
-    Examples
-    --------
-    >>> import torch, mha_c.torch
-    >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
-    >>> X, Y = torch.ones(2, 4, 100), torch.ones(2, 6, 100)
-    >>> mha(X, Y, Y, torch.tensor([3, 2])).shape
-    torch.Size([2, 4, 100])
-    >>> mha.attention_weights.shape
-    torch.Size([2, 5, 4, 6])
     """
 
     _masking = masking

@@ -1,7 +1,6 @@
 """What is loaded is data: nothing that a state_dict or a file holds is ever run, and a refused one changes nothing."""
 
 import ast
-import inspect
 import io
 import pickle
 import re
@@ -243,7 +242,7 @@ def test_a_numpy_layers_state_loads_into_its_twin_alone_and_inside_a_model(kind,
 
 
 def test_a_numpy_layers_state_loads_into_d2ls_module(d2l):
-    """Under `patch` as it is; beside it by the one line that the docstring of `state_dict` shows."""
+    """Under `patch` as it is; beside it by the one line that docs/from-d2l.md shows."""
     torch, is_eager = needs.module("torch"), needs.module("book_models").is_eager
     sizes = (8,) * 4 if is_eager(d2l) else (8,)
     layer = mha_c.MultiHeadAttention(*sizes, 2, 0.0, bias=True, rng=0)
@@ -252,9 +251,10 @@ def test_a_numpy_layers_state_loads_into_d2ls_module(d2l):
     with mha_c.d2l.patch(d2l):
         patched = d2l.MultiHeadAttention(*sizes, 2, 0.0, bias=True)
         patched.load_state_dict(layer.state_dict())
-    (line,) = re.findall(r"module\.load_state_dict.*\)\.", inspect.getdoc(mha_c.MultiHeadAttention.state_dict))
+    page = Path(__file__).resolve().parents[2] / "docs" / "from-d2l.md"
+    (line,) = re.findall(r"`(theirs\.load_state_dict\(\{.*)`", page.read_text(encoding="utf-8"))
     module = d2l.MultiHeadAttention(*sizes, 2, 0.0, bias=True)
-    exec(line[:-1], {"torch": torch, "module": module, "layer": layer})
+    exec(line, {"torch": torch, "theirs": module, "ours": layer})
     for loaded in (patched, module):
         found = loaded(tensor, tensor, tensor, torch.tensor([3, 2])).detach().numpy()
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)  # float32, sums of 8

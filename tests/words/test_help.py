@@ -1,0 +1,29 @@
+"""help() of a layer: short, and first what a reader types."""
+
+import abc
+import pydoc
+
+import pytest
+
+import mha_c
+
+
+def test_help_of_a_layer_is_short_and_begins_with_an_example():
+    lines = pydoc.render_doc(mha_c.MultiHeadAttention, renderer=pydoc.plaintext).splitlines()
+    assert len(lines) < 200
+    assert any(">>> mha(X, X, X" in line for line in lines[:24]), "on the first screen"
+    assert {"view", "backward", "attention_weights", "state_dict"} <= set(dir(mha_c.MultiHeadAttention))
+
+
+@pytest.mark.parametrize("kind", [mha_c.MultiHeadAttention, mha_c.GQAAttention, mha_c.variants.SelfAttentionAISummer])
+def test_a_layer_may_have_an_abstract_base_behind_it(kind):
+    class Read(abc.ABC):
+        @abc.abstractmethod
+        def read(self): ...
+
+    class Mine(kind, Read):
+        pass
+
+    with pytest.raises(TypeError, match="abstract"):
+        Mine(8, 2, 0.1)
+    assert issubclass(Mine, Read)
