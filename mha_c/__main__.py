@@ -64,7 +64,7 @@ def check(asked: argparse.Namespace) -> int:
         return 2
 
     file, name = file_and_name(asked.file)
-    report = judged(file, name, asked.kind)
+    report = judged(file, name, asked.kind, mask=asked.mask)
     print(json.dumps(report.as_dict(), indent=2) if asked.json else report)
     return {True: 0, False: 1, None: 2}[report.ok]
 
@@ -111,6 +111,8 @@ def _of_check(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("file", metavar="FILE[:NAME]", help="a file of Python, and what to judge in it; default: all that "
                      "it defines whose name tells what it is, but for parts of another")  # fmt: skip
     sub.add_argument("--kind", help="what it should compute, if its name does not tell: dot_product, multi_head, ...")
+    sub.add_argument("--mask", choices=["attend", "hide", "add"], help="what True means in its mask: the key may be "
+                     "seen, or is hidden; or the mask is added to the scores; default: whichever is right")  # fmt: skip
     sub.add_argument("--json", action="store_true", help="the answer as JSON")
 
 

@@ -45,6 +45,7 @@ class Judged(NamedTuple):
             "kind": self.kind,
             "ok": answer.ok if answer else None,
             "mistakes": answer.mistakes if answer else [],
+            "mask": answer.mask if answer else None,
             "notes": answer.notes if answer else [],
             "text": str(answer) if answer else "",
             "problem": self.problem.as_dict() if self.problem else None,

@@ -103,6 +103,19 @@ def test_check_says_what_to_do(folder):
     assert "it has no 'attention': did you mean my_atention?" in meant
 
 
+def test_a_mask_must_mean_what_is_asked_for(tmp_path):
+    """Inverted ones are right by themselves, and wrong where the other meaning is asked for."""
+    (tmp_path / "mine.py").write_text(f"""{RIGHT.partition("def attention")[0]}
+def attention(Q, K, V, mask=None):
+    scores = Q @ K.swapaxes(-1, -2) / np.sqrt(Q.shape[-1])
+    return softmax(scores if mask is None else np.where(mask, -1e9, scores)) @ V
+""")
+    report = json.loads(command("check", "mine.py", "--json", cwd=tmp_path).stdout)
+    assert report["ok"] and "hid" in report["checked"][0]["mask"]
+    wrong = json.loads(command("check", "mine.py", "--mask", "attend", "--json", cwd=tmp_path, status=1).stdout)
+    assert wrong["checked"][0]["mistakes"] == ["mask_inverted"]
+
+
 @pytest.mark.parametrize("words", [["check"], ["dance"], ["check", "a.py", "--loud"]])
 def test_wrong_words_are_told_on_stderr(words):
     done = command(*words, status=2)
