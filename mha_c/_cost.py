@@ -16,16 +16,20 @@ import numpy as np
 from ._arguments import scalars
 from ._arguments.calls import refuses_at_the_call
 from ._explain import explain
+from ._layer.call import AttentionLayer
+from ._layer.rotating import RotatesHeads
+from ._layers_with_heads import n_positional, roles_of
 from ._recognize import THREE_LINES
 from .config import OPERATIONS, SECONDS, get_num_threads, in_words
-from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
+from .errors import ShapeError
 
 __all__ = ["Cost", "Step", "cost"]
 
-# The projections of a call, and the input of each.
-ROLES = ("W_q", "queries"), ("W_k", "keys"), ("W_v", "values"), ("W_o", "heads")
+INPUTS = "queries", "keys", "values", "heads"  # what each of the four projections of a call takes
+BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
 SOFTMAX = 5  # operations per score: maximum, subtract, exp, sum, divide
-ADDITIVE = 4  # operations per feature of a score: add, tanh, multiply, add
+# Operations per feature of a score: multiply and add; add, tanh, multiply, add; subtract, multiply, add.
+SCORING = {"products": 2, "sums": 4, "distances": 3}
 MEASURING = 0.3  # seconds of measuring; at least one call is measured
 
 
@@ -92,21 +96,23 @@ class _Sizes(NamedTuple):
     """The sizes of one call; projections are (name, rows, in_features, out_features)."""
 
     heads: int
-    rows: int  # queries of all heads and items; columns: keys of all heads and items
+    rows: int  # queries of all heads and items; columns: keys of all key heads and items
     columns: int
     scores: int
     head_dim: int
     value_dim: int
-    additive: bool
+    scoring: str  # one of SCORING
     inputs: list[int]  # features of the layer's inputs: queries, keys, values
-    projections: list[tuple[str, int, int, int]]
+    into: list[tuple[str, int, int, int]]  # projections of the inputs
+    behind: list[tuple[str, int, int, int]]  # that of the heads, if there is one
 
 
 @refuses_at_the_call
 def cost(
     layer: Any,
-    queries: int,
-    keys: Optional[int] = None,
+    queries: Any,
+    keys: Any = None,
+    values: Any = None,
     *,
     batch: int = 1,
     features: Optional[int] = None,
@@ -116,10 +122,13 @@ def cost(
 
     Parameters
     ----------
-    layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
+    layer : layer
         A layer of this package, or a module of mha_c.torch.
     queries, keys : int
-        How many queries and keys; `keys` defaults to `queries`.
+        How many queries and keys; `keys` defaults to `queries`.  Or, with `values`, what the layer would be called
+        with: cost(layer, X, X, X); only the shapes of these arrays, or tensors, are read.
+    values : array_like, optional
+        As said of `queries`.
     batch : int
         How many items.
     features : int, optional
@@ -164,17 +173,24 @@ def cost(
     in all                          43.6 G     2.1 GiB     100 MiB
     memory beside the result                  1.03 GiB    3... MiB
     """
+    is_module = hasattr(type(layer), "_to_measure")
+    if (
+        not is_module
+        and not isinstance(layer, (AttentionLayer, RotatesHeads))
+        and not hasattr(type(layer), "_explained")
+    ):
+        hint = f": mha_c.torch.convert may make it one.  {THREE_LINES}" if hasattr(layer, "named_modules") else ""
+        raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}{hint}")
+    given = _features_of_call(queries, keys, values)
+    if given is not None:
+        (batch, queries), keys = np.shape(queries)[:2], np.shape(queries if keys is None else keys)[1]
     n_queries = scalars.whole(queries, "queries")
     n_keys = n_queries if keys is None else scalars.whole(keys, "keys")
     n_batch = scalars.whole(batch, "batch")
     if features is not None:
-        features = scalars.whole(features, "features")
-    is_module = hasattr(type(layer), "_to_measure")
-    if not is_module and not isinstance(layer, (MultiHeadAttention, DotProductAttention, AdditiveAttention)):
-        hint = f": mha_c.torch.convert may make it one.  {THREE_LINES}" if hasattr(layer, "named_modules") else ""
-        raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}{hint}")
-    sizes = _sizes(layer, n_batch, n_queries, n_keys, features)
-    name = type(layer).__name__ + (f", {sizes.heads} heads" if hasattr(layer, "W_o") else "")
+        given = [scalars.whole(features, "features")]
+    sizes = _sizes(layer, n_batch, n_queries, n_keys, given)
+    name = type(layer).__name__ + (f", {sizes.heads} heads" if hasattr(layer, "num_heads") and sizes.heads > 1 else "")
     call, inputs, facts = (layer._to_measure if is_module else partial(_to_measure, layer))(
         [(n_batch, n, size) for n, size in zip((n_queries, n_keys, n_keys), sizes.inputs)], measure
     )
@@ -195,57 +211,101 @@ def cost(
 # --- Sizes ----------------------------------------------------------------------------------------
 
 
-def _sizes(layer: Any, batch: int, queries: int, keys: int, features: Optional[int]) -> _Sizes:
-    """The sizes of a call; `features` takes the place of sizes that the layer does not know yet."""
-    weights = [getattr(layer, name, None) for name, _ in ROLES]
-    last = weights[0] if weights[3] is None else weights[3]
-    given = features or (64 if last is None else last.out_features)
-    inputs = [given if W is None else W.in_features or given for W in weights[:3]]  # in_features is 0 if not known yet
-    if features is not None and features not in inputs:
-        raise ValueError(f"features={features}, but the layer expects {', '.join(map(str, dict.fromkeys(inputs)))}")
-    q, _, v = (n if W is None else W.out_features for n, W in zip(inputs, weights))
-    rows = batch * queries, batch * keys, batch * keys, batch * queries
-    projections = [
-        (f"{name} {what}", n, n_in, W.out_features)
-        for (name, what), n, n_in, W in zip(ROLES, rows, (*inputs, v), weights)
-        if W is not None
+def _features_of_call(queries: Any, keys: Any, values: Any) -> Optional[list[int]]:
+    """The features of what a layer would be called with; None where sizes are given."""
+    given = [x for x in (queries, keys, values) if x is not None]
+    if not hasattr(queries, "shape") or getattr(queries, "ndim", 0) == 0:
+        if values is not None:
+            raise TypeError("cost takes sizes, cost(layer, 512), or the inputs of a call, cost(layer, X, X, X)")
+        return None
+    for x, name in zip(given, INPUTS):
+        if len(np.shape(x)) != 3:
+            raise ShapeError(f"{name} must have shape (B, rows, features), got {tuple(np.shape(x))}")
+    return [int(np.shape(x)[2]) for x in (queries, given[min(1, len(given) - 1)], given[-1])]
+
+
+class _Linear(NamedTuple):
+    name: str
+    in_features: int  # 0 if not known yet
+    out_features: int
+    parts: int = 1  # 3: queries, keys and values are projected as one
+
+
+def _linears(layer: Any) -> list[Optional[_Linear]]:
+    """The projections of queries, keys, values and of the heads; None where there is none."""
+    if hasattr(type(layer), "_widths"):
+        return [_Linear(*one) for one in layer._widths()]
+    roles = getattr(layer, "_roles", None) or roles_of(layer) or BOOK_NAMES
+    linears = [getattr(layer, role, None) for role in roles]
+    parts = [roles[:3].count(role) for role in roles[:3]] + [1]
+    return [
+        None if W is None else _Linear(role, W.in_features, W.out_features, n)
+        for role, W, n in zip(roles, linears, parts)
     ]
-    heads = 1 if weights[3] is None else layer.num_heads
-    counts = heads, heads * rows[0], heads * rows[1], heads * rows[0] * keys
-    return _Sizes(*counts, q // heads, v // heads, hasattr(layer, "w_v"), inputs, projections)
+
+
+def _sizes(layer: Any, batch: int, queries: int, keys: int, given: Optional[list[int]]) -> _Sizes:
+    """The sizes of a call; the features that are given take the place of sizes that the layer does not know yet."""
+    *into, out_of = _linears(layer)
+    last = into[0] if out_of is None else out_of
+    given_each = given or [64 if last is None else last.out_features]
+    given_each = given_each * 3 if len(given_each) == 1 else given_each
+    inputs = [n if W is None else W.in_features or n for n, W in zip(given_each, into)]
+    if given is not None and not set(given).issubset(inputs):
+        found, expected = (", ".join(map(str, dict.fromkeys(sizes))) for sizes in (given, inputs))
+        raise ValueError(f"features={found}, but the layer expects {expected}")
+    q, _, v = (n if W is None else W.out_features // W.parts for n, W in zip(inputs, into))
+    rows = batch * queries, batch * keys, batch * keys
+    projections = [
+        (f"{W.name} {takes if W.parts == 1 else 'inputs'}", n, n_in, W.out_features)
+        for W, takes, n, n_in in zip(into, INPUTS, rows, inputs)
+        if W is not None and (W.parts == 1 or takes == "queries")
+    ]
+    heads = 1 if out_of is None else layer.num_heads
+    shared = getattr(layer, "num_kv_heads", heads)
+    of_heads = rows[0], heads * (v // shared)
+    behind = [] if out_of is None else [(f"{out_of.name} {INPUTS[3]}", *of_heads, out_of.out_features)]
+    scoring = "sums" if hasattr(layer, "w_v") else "distances" if hasattr(layer, "kernel") else "products"
+    counts = heads, heads * rows[0], shared * rows[1], heads * rows[0] * keys
+    return _Sizes(*counts, q // heads, v // shared, scoring, inputs, projections, behind)
 
 
 def _steps(s: _Sizes, itemsize: int) -> list[Step]:
     def step(name: str, flops: int, tiled: int, naive_more: int = 0) -> Step:
         return Step(name, flops, (tiled + naive_more) * itemsize, tiled * itemsize)
 
-    features = s.scores * s.head_dim if s.additive else 0  # sums and their tanh: each is written and read
-    linear = [step(name, 2 * n * i * o, n * i + i * o + n * o) for name, n, i, o in s.projections]
+    features = s.scores * s.head_dim if s.scoring == "sums" else 0  # sums and their tanh: each is written and read
+    stored = 2 * s.scores if s.scoring == "distances" else 0  # they and the kernel's values are arrays here, too
+    into, behind = (
+        [step(name, 2 * n * i * o, n * i + i * o + n * o) for name, n, i, o in some] for some in (s.into, s.behind)
+    )
     attention = [
-        step("scores", (ADDITIVE if s.additive else 2) * s.scores * s.head_dim, (s.rows + s.columns) * s.head_dim,
+        step("scores", SCORING[s.scoring] * s.scores * s.head_dim, (s.rows + s.columns) * s.head_dim + stored,
              s.scores + 4 * features),
-        step("softmax", SOFTMAX * s.scores, 0, 2 * s.scores),
+        step("softmax", SOFTMAX * s.scores, stored, 2 * s.scores),
         step("weights x values", 2 * s.scores * s.value_dim, (s.rows + s.columns) * s.value_dim, s.scores),
     ]  # fmt: skip
-    return [*linear[:3], *attention, *linear[3:]]
+    return [*into, *attention, *behind]
 
 
 def _naive_memory(s: _Sizes, itemsize: int) -> int:
     """Bytes in addition to inputs, parameters and result, if every array is stored."""
     # Projected q, k and v, and the heads' outputs that W_o reads.
-    projected = sum(n * out for _, n, _, out in s.projections[:3])
-    context = s.rows * s.value_dim if len(s.projections) == 4 else 0
-    held = 2 * s.scores * (max(1, s.head_dim) if s.additive else 1)  # scores and weights, or the sums and their tanh
+    projected = sum(n * out for _, n, _, out in s.into)
+    context = s.rows * s.value_dim if s.behind else 0
+    # Scores and weights; or sums and their tanh; or distances, their kernels and weights.
+    held = {"products": 2, "sums": 2 * max(1, s.head_dim), "distances": 3}[s.scoring] * s.scores
     return (projected + context + held) * itemsize
 
 
 def _to_measure(layer: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, dict[str, Any]]:
     """(a function that calls a copy of the layer, the inputs of the call, its facts)."""
-    rng, layer = np.random.default_rng(0), copy.deepcopy(layer)  # the user's layer must not change
-    inputs = [np.empty(size, layer.dtype) for size in sizes]
+    rng, layer = np.random.default_rng(0), copy.deepcopy(layer).eval()  # the user's layer must not change
+    sizes = sizes[: n_positional(type(layer).__call__)]
+    inputs = [np.empty(size, getattr(layer, "dtype", np.float64)) for size in sizes]
     for x in inputs if drawn else ():
         x[...] = rng.standard_normal(x.shape, dtype=np.float32)
-    return partial(layer, *inputs, training=False), inputs, explain(layer, *inputs, training=False).as_dict()
+    return partial(layer, *inputs), inputs, explain(layer, *inputs).as_dict()
 
 
 def _measured(call: Any) -> float:

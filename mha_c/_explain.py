@@ -18,10 +18,12 @@ from . import _core, functional
 from ._arguments import scalars
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.calls import refuses_at_the_call
-from ._arguments.options import OPTIONS, core_options, projected
+from ._arguments.options import OPTIONS, causal_lengths, core_options, projected
 from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of
 from ._decoder.steps import DecodingLayer, check_cache
 from ._layer.call import AttentionLayer, Plan
+from ._layer.plan import BOOK_NAMES
+from ._layer.rotating import RotatesHeads
 from ._recognize import THREE_LINES
 from .config import SECONDS, in_words
 
@@ -58,8 +60,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     Parameters
     ----------
     call : layer or function
-        A NumPy layer, one of the book's layers in mha_c.torch, functional.dot_product_attention or
-        functional.additive_attention.
+        A layer of mha_c or mha_c.torch, functional.dot_product_attention or functional.additive_attention.
     *args : Any
         The positional arguments of the call; for a layer also (queries, kv), where kv is the result of its `project`.
     **options : Any
@@ -104,6 +105,8 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         if list(signature.parameters) == ["x"]:  # self-attention of variants.py
             return _explain_layer(call, *signature.bind(*args, **options).args * 3)
         return _explain_layer(call, *args, **options)
+    if isinstance(call, RotatesHeads):
+        return _explain_heads(call, *args, **options)
     if hasattr(type(call), "_explained"):
         return _explain_module(call, *args, **options)
     if call is functional.dot_product_attention or call is functional.additive_attention:
@@ -154,6 +157,7 @@ def _explain_layer(
     values: Any = None,
     valid_lens: Any = None,
     *,
+    causal: Any = False,
     training: Optional[bool] = None,
     cache: Any = None,
 ) -> Explanation:
@@ -169,23 +173,27 @@ def _explain_layer(
     if cache is not None:
         check_cache(cache, in_training)
         lens = step_counts(valid_lens, cache.batch, inputs[0].shape[1])
-        steps, inputs, valid_lens = _of_steps(plan, inputs, cache, lens)
+        steps, inputs, valid_lens = _of_steps(layer, plan, inputs, cache, lens)
         projected = tuple(steps)
+    else:
+        valid_lens = causal_lengths(causal, inputs[0], inputs[1], valid_lens)
     facts = _core.explain_layer(
         *inputs, to_lengths(valid_lens), *plan.without(projected).in_core,
         layer._dropout.p if in_training else 0.0, 0, in_training,
     )  # fmt: skip
     projections = {**steps, **facts["projections"]}
-    roles = dict(zip(("W_q", "W_k", "W_v", "W_o"), layer._roles))  # the book's names: the layer's names
+    roles = dict(zip(BOOK_NAMES, _names(layer)))
     facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
     return _explanation(type(layer).__name__, {"dtype": inputs[0].dtype.name, **facts}, layer._roles[3])
 
 
-def _of_steps(plan: Plan, inputs: Any, cache: KeyValueCache, counts: Any) -> tuple[dict[str, Facts], Any, Any]:
+def _of_steps(
+    layer: Any, plan: Plan, inputs: Any, cache: KeyValueCache, counts: Any
+) -> tuple[dict[str, Facts], Any, Any]:
     """Of a call with a cache: the facts of the new steps' projections, and the inputs and lengths of its attention."""
     queries, *rows = inputs
     check_steps(cache.batch, queries=queries.shape, keys=rows[0].shape, values=rows[1].shape)
-    after = cache._check(weights_of(plan.states.get("W_k"), plan.states.get("W_v")), counts)
+    after = cache._check(weights_of(*layer._projecting(plan.states)), counts)
     packed = dict(zip(("W_q", "W_k", "W_v"), plan.in_core[0]))
     steps, seen = {}, []
     for name, x in zip(("W_k", "W_v"), rows):
@@ -203,11 +211,10 @@ def _check_given(queries: Any, keys: Any) -> None:
 
 
 def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
-    if not hasattr(type(module), "_how_of_mha_c"):  # a class of a reader's may take one input
-        given = {**dict(zip(("queries", "keys"), args)), **options}
-        _check_given(given.get("queries"), given.get("keys"))
+    if not args and not options:
+        _check_given(None, None)
     name, facts = type(module).__name__, module._explained(*args, **options)
-    way = [("way", facts["why"])]
+    way = [("way", facts["why"])] if "why" in facts else []
     if "projections" in facts:
         return _explanation(name, facts, "W_o", way)
     if "by" in facts:
@@ -216,6 +223,40 @@ def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
         way += [("memory", f"{in_words(facts['scratch_bytes'])} beside what torch's kernels need; {kept}")]
     title = f"{name}, {facts['dtype']} on {facts['device']}: {_counted(facts)}"
     return Explanation(title, {"call": name, **facts}, way)
+
+
+def _explain_heads(layer: RotatesHeads, *args: Any, cache: Any = None, **options: Any) -> Explanation:
+    if cache is not None:  # one call of the core, as of the book's layers; a self-attention has one input
+        own = args if len(args) > 1 else args * 3
+        return _explain_layer(layer, *own[:3], cache=cache, **options)
+    given: list[Any] = []
+    spy = copy.copy(layer)  # its call stops where the layer's own would compute
+    vars(spy)["_run"] = lambda *arguments: given.extend(arguments)
+    spy(*args, **options)
+    inputs, _, valid_lens, causal, _, *projected = given
+    plan = layer._current_plan(inputs[0])
+    assert plan is not None  # sizes are known from the start
+    kept: Any = projected[0] if projected else ()
+    into = zip(_names(layer), inputs, plan.in_core[0])
+    projections = {name: _core.explain_linear(x, W) for name, x, W in into}
+    dtype, n_keys = inputs[0].dtype.type, (kept or inputs)[-1].shape[1]
+    (heads, shared), rows = plan.in_core[2], inputs[0].shape[:2]
+    attended = np.broadcast_to(dtype(0), (*rows, heads * layer._head_dim))
+    projections["W_o"] = _core.explain_linear(attended, plan.in_core[0][3])
+    shapes = (heads, rows[1]), *[(shared, n_keys)] * 2
+    q, k, v = (np.broadcast_to(dtype(0), (rows[0], *shape, layer._head_dim)) for shape in shapes)
+    *in_order, _ = core_options(q, k, valid_lens, causal=causal)
+    attention = _core.explain_attention(q, k, v, None, *in_order)
+    held = (2 * q.size + k.size + v.size) * q.itemsize  # projected; and what W_o reads
+    facts = {"dtype": inputs[0].dtype.name, "projections": projections, "attention": attention}
+    sizes = {"scratch_bytes": attention["scratch_bytes"] + held, "kept_bytes": (q.size + k.size) * q.itemsize}
+    return _explanation(type(layer).__name__, {**facts, **sizes, "kept": "queries and keys"}, "W_o")
+
+
+def _names(layer: Any) -> list[str]:
+    """The layer's names of the four projections; of one for all inputs, of its parts."""
+    parts = zip(layer._roles, ("queries", "keys", "values", "heads"))
+    return [role if layer._roles.count(role) == 1 else f"{role}, {part}" for role, part in parts]
 
 
 def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], options: Facts) -> Explanation:

@@ -6,14 +6,16 @@ output projection with the same numbers.  torch is not imported here: if there i
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 
 from ._layer.call import AttentionLayer
+from ._layer.lacks import check_has
 from ._layer.module import Dropout, Trained
 from .viz.sources import collect, to_numpy
 
@@ -29,12 +31,12 @@ ROLES = (
 DEEPEST = 6  # layers are searched in so many levels of objects, lists and dicts below a NumPy model
 
 
-def find(model: Any) -> dict[str, LayerWithHeads]:
-    """The layers with heads in a model, by name; the name is "" if the model is a layer itself."""
+def find(model: Any, word: str) -> dict[str, LayerWithHeads]:
+    """The layers with heads in a model, by name; the name is "" if the model is a layer itself.  `word`: for what."""
     found: dict[str, LayerWithHeads] = {}
     if callable(getattr(model, "named_modules", None)):
         for name, module in model.named_modules():
-            roles = _torch_roles(module)
+            roles = roles_of(module)
             if roles is not None:
                 found[name] = TorchLayer(module, roles, name)
     else:
@@ -42,6 +44,7 @@ def find(model: Any) -> dict[str, LayerWithHeads]:
             if getattr(layer, "_by_head", False):
                 found[name] = NumpyLayer(layer, name)
     if not found:
+        check_has(model, word)
         raise TypeError(
             f"{type(model).__name__} has no multi-head attention: a mha_c.MultiHeadAttention, a torch module with W_q, "
             "W_k, W_v, W_o and num_heads, or a model that holds such layers, was expected"
@@ -75,21 +78,69 @@ def _numpy_layers(holder: Any, name: str, seen: set[int], depth: int) -> Iterato
         yield from _numpy_layers(member, f"{name}.{key}" if name else str(key), seen, depth + 1)
 
 
-def _torch_roles(module: Any) -> Optional[tuple[str, ...]]:
+def roles_of(module: Any) -> Optional[tuple[str, ...]]:
+    """The children of a torch module that project queries, keys, values and joined heads; "" where it has none, None if
+    it is no such module."""
     if not hasattr(module, "num_heads"):
         return None
     if hasattr(module, "in_proj_weight") and hasattr(module, "out_proj"):  # torch.nn.MultiheadAttention
         return ("", "", "", "out_proj")
     if hasattr(module, "W_qkv") and hasattr(module, "W_o"):  # the attention of the book's GPT
-        return ("", "", "", "W_o")
+        return ("W_qkv", "W_qkv", "W_qkv", "W_o")
     return next((roles for roles in ROLES if all(hasattr(module, role) for role in roles)), None)
 
 
-def _of_heads(x: Any, heads: Sequence[int], num_heads: int, axis: int) -> Any:
-    """The rows (axis 0) or columns (1) of an array, or tensor, that belong to these heads."""
-    size = x.shape[axis] // num_heads
-    numbers = [head * size + i for head in heads for i in range(size)]
-    return x[:, numbers] if axis else x[numbers]
+def n_positional(call: Any) -> int:
+    """How many arguments a layer's call takes by position: a self-attention takes one."""
+    kinds = [one.kind for one in inspect.signature(call).parameters.values()]
+    positional = kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) - 1
+    return 3 if inspect.Parameter.VAR_POSITIONAL in kinds else min(positional, 3)
+
+
+class Cut(NamedTuple):
+    """What is left of a projection: these of its heads, in each of its parts (queries, keys and values may be one)."""
+
+    axis: int  # heads are rows (0) of the projections before the attention, columns (1) of the one behind it
+    heads: tuple[int, ...]
+    num_heads: int
+    parts: int = 1
+
+    def of(self, x: Any) -> Any:
+        """The rows or columns of an array, or tensor, that are left."""
+        size = x.shape[self.axis] // (self.num_heads * self.parts)
+        heads = [part * self.num_heads + head for part in range(self.parts) for head in self.heads]
+        numbers = [head * size + i for head in heads for i in range(size)]
+        return x[:, numbers] if self.axis else x[numbers]
+
+
+def _cuts(layer: Any, roles: Sequence[str], heads: Sequence[int], num_heads: int) -> dict[str, Cut]:
+    """{name of a projection: what is left of it if these heads of the layer are}; heads that share keys stay or go
+    together: ValueError."""
+    n_shared = getattr(layer, "num_kv_heads", num_heads)
+    group, left = num_heads // n_shared, []
+    for shared in range(n_shared):
+        members = range(shared * group, (shared + 1) * group)
+        stay = [head for head in members if head in heads]
+        if stay and len(stay) < group:
+            raise ValueError(
+                f"heads: {type(layer).__name__}'s heads {', '.join(map(str, members))} share keys and values, so they "
+                f"go together or stay; {', '.join(map(str, stay))} would stay alone"
+            )
+        left += [shared] if stay else []
+    cuts = {}
+    for place, role in enumerate(roles):
+        of_keys = place in (1, 2) and roles.count(role) == 1
+        some, count = (left, n_shared) if of_keys else (heads, num_heads)
+        cuts[role] = Cut(int(place == 3), tuple(some), count, list(roles[:3]).count(role) or 1)
+    return cuts
+
+
+def _note_heads(layer: Any, heads: Sequence[int], num_heads: int, prefix: str) -> None:
+    """Set how many heads a layer has once these of its heads are left."""
+    shared = getattr(layer, f"{prefix}num_kv_heads", None)
+    setattr(layer, f"{prefix}num_heads", len(heads))
+    if shared is not None:
+        setattr(layer, f"{prefix}num_kv_heads", len(heads) * shared // num_heads)
 
 
 class NumpyPart:
@@ -157,26 +208,22 @@ class NumpyLayer(NumpyPart):
         """Weights of the last call, (B, H, Q, K)."""
         return self._layer._weights()[0]
 
-    def check_prunable(self) -> None:
-        """TypeError if a layer cannot lose heads."""
-        _check_shares_no_keys(self._layer)
-        if len(set(self._layer._roles)) < 4:
-            raise TypeError(f"{type(self._layer).__name__} cannot lose heads: they share one projection")
+    def check_prunable(self, left: Sequence[int]) -> None:
+        """An error if a layer cannot lose all heads but these."""
+        _cuts(self._layer, self._layer._roles, left, self.num_heads)
 
     def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
         """Keep only these heads."""
         layer, parameters = self._layer, self._layer._parameters
         with parameters.lock:
-            states = {}
+            states, cuts = {}, _cuts(layer, layer._roles, heads, self.num_heads)
             for name, state in parameters.states.items():
-                axis, bias = int(name == layer._roles[3]), state.bias
-                if bias is not None and not axis:
-                    bias = _of_heads(bias, heads, self.num_heads, 0)
-                weight = np.ascontiguousarray(_of_heads(state.weight, heads, self.num_heads, axis))
-                states[name] = state.replace(weight, bias)
+                bias = state.bias if state.bias is None or cuts[name].axis else cuts[name].of(state.bias)
+                states[name] = state.replace(np.ascontiguousarray(cuts[name].of(state.weight)), bias)
             parameters.states = states
             parameters.grads.clear()
-            layer._num_heads = self.num_heads = len(heads)
+            _note_heads(layer, heads, self.num_heads, "_")
+            self.num_heads = len(heads)
             layer._plan = layer._record = None
 
 
@@ -238,43 +285,43 @@ class TorchLayer:
             ) from None
         return layer.weights
 
-    def check_prunable(self) -> None:
-        _check_shares_no_keys(self._module)
+    def check_prunable(self, left: Sequence[int]) -> None:
+        check_has(self._module, "prune")
         if self._linears[0] is None:
-            kind, why = type(self._module).__name__, "they share one projection"
-            if self._roles[3] == "out_proj":
-                kind, why = "torch.nn.MultiheadAttention", "they must fill embed_dim"
             raise TypeError(
-                f"{kind} cannot lose heads: {why}.  Modules with projections of their own, such as "
-                "mha_c.torch.MultiHeadAttention, can"
+                "torch.nn.MultiheadAttention cannot lose heads: they must fill embed_dim.  Modules whose projections "
+                "are children of their own, such as mha_c.torch.MultiHeadAttention, can"
             )
+        _cuts(self._module, self._roles, left, self.num_heads)
         for role, linear in zip(self._roles, self._linears):
             if not _is_plain(linear):
                 raise TypeError(_not_plain(role, linear))
 
-    def cuts(self, heads: Sequence[int]) -> Iterator[tuple[Any, str, tuple[Any, ...]]]:
-        """Each parameter that changes: its Linear, its name there, and what is cut."""
-        for linear, axis in zip(self._linears, (0, 0, 0, 1)):
-            for name in ("weight",) if axis else ("weight", "bias"):
+    def cuts(self, heads: Sequence[int]) -> Iterator[tuple[Any, str, Cut]]:
+        """Each parameter that changes: its Linear, its name there, and what is left of it."""
+        for role, cut in _cuts(self._module, self._roles, heads, self.num_heads).items():
+            linear = getattr(self._module, role)
+            for name in ("weight",) if cut.axis else ("weight", "bias"):
                 if getattr(linear, name) is not None:
-                    yield linear, name, (axis, tuple(heads), self.num_heads)
+                    yield linear, name, cut
 
     def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
         """Keep only these heads.
 
         cut   {id of a parameter: (it, the new one)}, of all layers: what was shared before is shared afterwards
         """
-        for linear, name, (axis, _, num_heads) in list(self.cuts(heads)):
+        for linear, name, left in list(self.cuts(heads)):
             old = getattr(linear, name)
             if any(old is new for _, new in cut.values()):
                 continue  # of a Linear in several places
             if id(old) not in cut:  # a new object of the same class; an optimizer keeps the old one
-                kept = _of_heads(old.detach(), heads, num_heads, axis).contiguous()
+                kept = left.of(old.detach()).contiguous()
                 cut[id(old)] = old, type(old)(kept, requires_grad=old.requires_grad)
             setattr(linear, name, cut[id(old)][1])
         for linear in self._linears:
             linear.out_features, linear.in_features = linear.weight.shape
-        self._module.num_heads = self.num_heads = len(heads)
+        _note_heads(self._module, heads, self.num_heads, "")
+        self.num_heads = len(heads)
         for part in self._module.modules():  # attention_weights of the last call have the old heads
             vars(part).pop("attention_weights", None)
             if "_last" in vars(part):
@@ -299,11 +346,6 @@ def check_shared(model: Any, kept: Mapping[Any, Sequence[int]]) -> None:
                 f"a parameter of {name or 'the layer'} has several places, which would not lose the same rows or "
                 f"columns: give each its own copy first, for example mha.W_k = copy.deepcopy(mha.W_k)"
             )
-
-
-def _check_shares_no_keys(layer: Any) -> None:
-    if hasattr(layer, "num_kv_heads"):
-        raise TypeError(f"{type(layer).__name__} cannot lose heads: those that are left would share keys with others")
 
 
 def _is_plain(linear: Any) -> bool:

@@ -13,6 +13,7 @@ from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
 from ._arguments.options import check_causal, check_causal_steps
 from ._decoder.caches import ProjectedKeyValues
+from ._layer.lacks import lacks
 from ._layer.rotating import RotatesHeads
 from .linear import Projection
 
@@ -61,6 +62,7 @@ LOOKS_AHEAD = (
 )
 
 
+@lacks(steps="the players draw heads that have keys of their own; view() shows its weights")
 class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
@@ -195,6 +197,10 @@ class GQAAttention(RotatesHeads):
         return tuple(self._backward(grad_output))
 
 
+@lacks(
+    project="its keys and values are those of its one input, X",
+    steps="the players read W_q, W_k and W_v, and its projections are one; view() shows its weights",
+)
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 

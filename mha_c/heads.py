@@ -195,7 +195,7 @@ def importance(
     methods = _methods(method, loss)
     if scalars.flag(joint, "joint") and "ablation" not in methods:
         raise ValueError("joint=True needs the method 'ablation'")
-    layers = _layers_with_heads.find(model)
+    layers = _layers_with_heads.find(model, "importance")
     if not np.iterable(data):
         raise TypeError(f"data must be a batch (tuple, dict or array) or an iterable over batches, got {data!r:.100}")
     batches = [data] if isinstance(data, (tuple, Mapping)) or hasattr(data, "shape") else list(data)
@@ -223,10 +223,10 @@ def importance(
 def prune(model: Any, heads: Any) -> Any:
     """Remove heads from a layer, or from the layers of a model, in place, and return the layer or model.
 
-    W_q, W_k and W_v lose the rows of these heads, W_o loses their columns: there are fewer parameters and less work,
-    and the result keeps its shape.  Weights and outputs of the remaining heads do not change; the result is that of the
-    whole layer with the outputs of the removed heads replaced by 0.  To keep the whole layer, copy it first with
-    copy.deepcopy.
+    W_q, W_k and W_v (of CausalAttention, W_qkv) lose the rows of these heads, W_o loses their columns: there are fewer
+    parameters and less work, and the result keeps its shape.  Weights and outputs of the remaining heads do not change;
+    the result is that of the whole layer with the outputs of the removed heads replaced by 0.  To keep the whole layer,
+    copy it first with copy.deepcopy.
 
     Parameters
     ----------
@@ -244,7 +244,8 @@ def prune(model: Any, heads: Any) -> Any:
     Raises
     ------
     ValueError
-        If a head does not exist, if all heads of a layer would be removed, or if sizes are not known yet.
+        If a head does not exist, if all heads of a layer would be removed, if heads that share keys and values would
+        not go together (GQAAttention), or if sizes are not known yet.
     TypeError
         If the layer is a torch.nn.MultiheadAttention, whose heads must fill embed_dim, or if parts of the model share
         parameters and would not all lose the same rows or columns.  After an error nothing has changed.
@@ -264,13 +265,13 @@ def prune(model: Any, heads: Any) -> Any:
     >>> mha(np.ones((1, 3, 8)), np.ones((1, 3, 8)), np.ones((1, 3, 8))).shape, mha.num_heads
     ((1, 3, 8), 2)
     """
-    layers = _layers_with_heads.find(model)
+    layers = _layers_with_heads.find(model, "prune")
     removed = _chosen(heads, layers)
     kept = {name: [h for h in range(layers[name].num_heads) if h not in gone] for name, gone in removed.items()}
     for name, left in kept.items():
-        layers[name].check_prunable()
         if not left:
             raise ValueError(f"heads: all {layers[name].num_heads} heads{_of(name)} would be removed; one must stay")
+        layers[name].check_prunable(left)
     _layers_with_heads.check_shared(model, {layers[name]: left for name, left in kept.items()})
     cut: dict[int, Any] = {}
     for name, left in kept.items():

@@ -17,6 +17,7 @@ from ._arguments import constructors, scalars
 from ._arguments.calls import refuses_at_the_call
 from ._decoder.caches import ProjectedKeys
 from ._decoder.steps import DecodingLayer
+from ._layer.lacks import ONE_HEAD, lacks
 from ._layer.module import Dropout
 from .linear import Projection, State
 
@@ -27,6 +28,7 @@ __all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "Pr
 __dir__ = __all__.copy  # what dir() and completion show
 
 
+@lacks(**ONE_HEAD)
 class DotProductAttention(DecodingLayer):
     """Scaled dot-product attention: softmax(queries keys^T / sqrt(d)) values.
 
@@ -165,6 +167,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
         return [("attention", self._attention), *self._linears.items()]
 
 
+@lacks(**ONE_HEAD)
 class AdditiveAttention(DecodingLayer):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
 

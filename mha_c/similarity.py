@@ -7,16 +7,19 @@ computes the weights and the gradient of the bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union, overload
 
 import numpy as np
 
 from ._arguments import calls, scalars
-from ._arguments.arrays import gradient_like, like_input, of_one_type, to_array, to_arrays
+from ._arguments.arrays import gradient_like, like_input, of_one_type, parameter_array, to_array, to_arrays
 from ._arguments.calls import refuses_at_the_call
 from ._arguments.options import causal_lengths
-from ._layer.module import Trained
+from ._core import explain_attention
+from ._layer.lacks import ONE_HEAD, lacks
+from ._layer.module import IncompatibleKeys, Trained
+from ._layer.viewable import Viewable
 from .errors import ShapeError
 from .functional import dot_product_attention, dot_product_attention_backward
 
@@ -54,7 +57,15 @@ class _Record(NamedTuple):
     as_tensor: bool
 
 
-class KernelAttention(Trained):
+@lacks(
+    new_cache="it projects nothing, so the keys and values of a decoder are its inputs: keep those",
+    project="it projects nothing: give the call the keys and values themselves",
+    **ONE_HEAD,
+    convert="the book computes this pooling in functions, not in a module",
+    compare="the book computes this pooling in functions, not in a module",
+    steps="the players draw softmax of products and of sums; its weights are a kernel of distances, shown by view()",
+)
+class KernelAttention(Trained, Viewable):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
     Each weight is kernel(distance of query and key / width), divided by the sum over the keys of the query.
@@ -265,6 +276,55 @@ class KernelAttention(Trained):
         """Delete the gradient of the width."""
         self.width_grad = None
 
+    def state_dict(self) -> dict[str, Array]:
+        """The width under its name, as the torch module has it.
+
+        Returns
+        -------
+        dict
+            {"width": array of one number}.
+        """
+        return {"width": np.array(self._width)}
+
+    @refuses_at_the_call
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+        """Take the width from what `state_dict` gives, of this layer or of the torch module.
+
+        Parameters
+        ----------
+        state_dict : dict
+            {"width": a number, array or tensor}.
+        strict : bool
+            False: other entries are ignored, and the width may be missing.
+
+        Returns
+        -------
+        IncompatibleKeys
+            Two lists: (missing_keys, unexpected_keys).
+
+        Raises
+        ------
+        ValueError
+            If an entry is missing or unexpected, or if the width is not above 0.
+        """
+        keys = IncompatibleKeys(
+            [] if "width" in state_dict else ["width"], [name for name in state_dict if name != "width"]
+        )
+        if scalars.flag(strict, "strict") and any(keys):
+            raise ValueError(f"KernelAttention has one parameter, width; missing {keys[0]}, unexpected {keys[1]}")
+        if not keys.missing_keys:
+            self.width = float(parameter_array(np.asarray(state_dict["width"], float), "width").reshape(()))
+        return keys
+
+    def _explained(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = False,
+        training: Optional[bool] = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """For mha_c.explain and mha_c.cost: the facts of a call."""
+        arrays, _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        of_one_type(arrays, "queries", "keys", "values")
+        return explained(arrays, valid_lens, causal, self._empty_rows)
+
     @property
     def attention_weights(self) -> Any:
         """Weights of the last call, (B, Q, K) or (Q, K): rows sum to 1, and keys that do not count have 0."""
@@ -274,6 +334,20 @@ class KernelAttention(Trained):
 
     def __repr__(self) -> str:
         return f"KernelAttention(kernel={self._kernel!r}, width={self._width})"
+
+
+def explained(arrays: Any, valid_lens: Any, causal: Causal, empty_rows: str) -> dict[str, Any]:
+    """The facts of a call with such arrays; their numbers are not read."""
+    check_shapes(*[array.shape for array in arrays])
+    q, k, v = with_items(arrays)
+    lens = causal_lengths(causal, q, k, valid_lens)
+    bias = np.broadcast_to(q.dtype.type(0), (*q.shape[:2], k.shape[1]))
+    masks = lens, None, bias, None, -1, -1, None, 0.0, 0, empty_rows
+    attention = explain_attention(q[..., :0], k[..., :0], v, None, *masks, True)
+    held = 2 * bias.size * bias.itemsize  # the distances, and the logarithms of their kernels
+    facts = {"dtype": q.dtype.name, "projections": {}, "attention": attention}
+    kept = {"kept": "weights", "kept_bytes": bias.size * bias.itemsize}
+    return {**facts, "scratch_bytes": attention["scratch_bytes"] + held, **kept}
 
 
 def checked_kernel(kernel: Any) -> Kernel:

@@ -59,7 +59,9 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
     shown = [one.replace(annotation=one.empty) for one in signature.parameters.values()][1:]
     shown = [one.replace(default=one.empty) if one.name == "values" else one for one in shown]
     known = [one.name for one in shown if one.kind is not one.VAR_POSITIONAL]
-    if name in _CAUSAL and "causal" in known:
+    if name in getattr(type(layer), "_lacks", {}):
+        hint = layer._lacks[name]
+    elif name in _CAUSAL and "causal" in known:
         hint = "write causal=True"
     elif name in _MASKS and "valid_lens" in known:
         hint = _instead_of(name, layer)

@@ -46,6 +46,7 @@ class RotatesHeads(Decodes, Viewable):
 
     def __init__(self, sizes: tuple[int, int, int], widths: tuple[int, ...], bias: Any, dtype: Any, rng: Any) -> None:
         self._num_hiddens, self._num_heads, self._num_kv_heads = sizes
+        self._head_dim = sizes[0] // sizes[1]  # also of a layer that has lost heads
         names, bias = (*self._projects, "W_o"), scalars.flag(bias, "bias")
         states = (State(name, n_out, sizes[0], bias) for name, n_out in zip(names, (*widths, sizes[0])))
         super().__init__(tuple(states), dtype, rng)
@@ -72,7 +73,7 @@ class RotatesHeads(Decodes, Viewable):
         return Plan(queries.dtype, states, isa(), in_core, self._parameters, None)
 
     def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
-        return turn_of_steps(first, n_steps, self._num_hiddens // self._num_heads, dtype) if self.rope else None
+        return turn_of_steps(first, n_steps, self._head_dim, dtype) if self.rope else None
 
     def _finish(self, out: Array, saved: Any, as_tensor: bool) -> Any:
         self._last = saved, as_tensor
@@ -84,7 +85,7 @@ class RotatesHeads(Decodes, Viewable):
     ) -> Any:  # fmt: skip
         """inputs: queries, keys, values; or queries alone, and the other two projected (and turned) already."""
         in_training = self.training if training is None else scalars.flag(training, "training")
-        head_dim = self._num_hiddens // self._num_heads
+        head_dim = self._head_dim
 
         def run(plan: Plan) -> Any:
             *into, out_of = plan.in_core[0]
@@ -141,7 +142,7 @@ class RotatesHeads(Decodes, Viewable):
         shape = *record.inputs[0].shape[:2], self._num_hiddens
         grad = gradient_like(shape, record.attended.dtype, grad_output)
         grad, *of_W_o = _projected_back(grad, _join(record.attended), record.states["W_o"])
-        grad = _split(grad, self._num_hiddens // self._num_heads)
+        grad = _split(grad, self._head_dim)
         operands = grad, record.attended, record.row_stats, *record.heads, None
         grads = list(attention_backward(*operands, *record.options[:-1])[:3])
         if self.rope:

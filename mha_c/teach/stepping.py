@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -13,6 +14,7 @@ from .._arguments import scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.calls import refuses_at_the_call
 from .._layer.call import AttentionLayer
+from .._layer.lacks import check_has
 from ..errors import ShapeError
 from ..viz import labels
 from ..viz.page import Page
@@ -117,8 +119,9 @@ def steps(
     Parameters
     ----------
     q, k, v : array_like (Q, D), (K, D), (K, Dv)
-        NumPy arrays, torch tensors or lists.  With a batch axis in front, the item `example` is taken.  Or q alone, a
-        `mha_c.DotProductAttention` after a call: then the arrays of that call, as they are now.
+        NumPy arrays, torch tensors or lists.  With a batch axis in front, the item `example` is taken.  Or a layer:
+        steps(layer, queries, keys, valid_lens=...), where keys, which are also the values, default to the queries; a
+        layer of `mha_c` after a call needs neither.  A multi-head or additive layer is shown by the player of its kind.
     valid_lens : optional
         None, one length, or one length per query ([1, 2, 3, ...] is a causal mask); with a batch axis (B,) or (B, Q).
     tokens : optional
@@ -148,9 +151,23 @@ def steps(
     array([[1.  , 0.  ],
            [0.33, 0.67]])
     """
+    if hasattr(type(q), "attention_weights"):
+        check_has(q, "steps")
+        player = next((name for part, name in PLAYERS.items() if hasattr(q, part)), None)
+        if player is not None:
+            values = None if player == "multi_head" or v is not None else k
+            page: Steps = getattr(import_module("mha_c.teach"), player)(
+                q, k, k if v is None else v, values, valid_lens, tokens=tokens, example=example
+            )
+            return page
     if k is None:
         q, k, v, valid_lens = last_call(q, "steps", "DotProductAttention")
+    elif hasattr(type(q), "attention_weights"):
+        q, k, v = k, k if v is None else v, k if v is None else v
     return Steps(read(q, k, v, valid_lens, tokens, example))
+
+
+PLAYERS = {"w_v": "additive", "W_o": "multi_head"}  # a part of a layer: the player of such layers
 
 
 def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:

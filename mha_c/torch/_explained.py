@@ -3,17 +3,22 @@ facts of this way."""
 
 from __future__ import annotations
 
-from typing import Any, Optional
+import inspect
+from typing import Any, NamedTuple, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _core
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
+from .._arguments.options import core_corner
 from .._decoder import caches
+from .._layers_with_heads import n_positional, roles_of
 from ._call import formulas
 from ._call.attention import any_needs_grad
+from ._call.checks import lengths_of_causal
 from ._call.children import Parts
 from ._call.choice import CORE, GENERAL, WHY, choose
 from ._call.dropout import rate
@@ -21,15 +26,15 @@ from ._call.inputs import check_call, checked_inputs, children_of, copied, mater
 from ._call.records import Parameters
 from ._decoder.decoding import check_cache
 from ._decoder.projected import ProjectedKeyValues
-from ._private import on_cpu
-from ._tensors import optional_array
+from ._private import on_cpu, watched
+from ._tensors import FLOATS, PLAIN, check_inputs, is_compiling, optional_array
 
 Facts = dict[str, Any]
 
 
 def explained(
     module: Any, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
-    training: Optional[bool] = None, cache: Any = None,
+    causal: Any = False, training: Optional[bool] = None, cache: Any = None,
 ) -> Facts:  # fmt: skip
     """The facts of a call of the module: those of every way, and those of the way that it takes."""
     training = None if training is None else scalars.flag(training, "training")
@@ -39,6 +44,8 @@ def explained(
     if projected:
         keys, values, valid_lens = keys._given_to(module, queries, values, valid_lens)
     queries, keys, values = inputs = checked_inputs(type(module).__name__, queries, keys, values, valid_lens)
+    if causal is not False and cache is None:
+        valid_lens = lengths_of_causal(causal, queries, keys, valid_lens)
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
         module = copied(module)
         _draw(module, inputs)
@@ -95,22 +102,79 @@ def _of_torch(inputs: Any, parameters: Parameters, counts: Any) -> Facts:
     return {"by": by, "scratch_bytes": numbers * size, "kept_bytes": kept * size}
 
 
+def explained_heads(module: Any, *arguments: Any, **named: Any) -> Facts:
+    """The facts of a call of a layer that projects by its children and gives the heads to one attention."""
+    call = inspect.signature(type(module).forward).bind(module, *arguments, **named)
+    given = [x for name, x in call.arguments.items() if name != "self"]
+    queries, keys, values = given[:3] if all(isinstance(x, Tensor) for x in given[:3]) and given[2:] else given[:1] * 3
+    check_inputs(queries=queries, keys=keys, values=values)
+    (batch, n_queries, n_keys), heads = module._rows_of_call(queries, keys), HeadSizes.of(module)
+    lens = call.arguments.get("valid_lens")
+    cache = call.arguments.get("cache")
+    if cache is not None:
+        check_cache(module, cache, None)
+        n_keys += caches.most(cache._steps)
+    causal = None if cache is not None else module._corner(lens, call.arguments.get("causal"))
+    corner = core_corner(causal, queries, keys)
+    plain = {type(x) for x in (queries, keys, values)}.issubset(PLAIN) and queries.dtype in FLOATS and on_cpu(queries)
+    way = CORE if plain and not (is_compiling() or watched()) else GENERAL
+    counts = {"batch": batch, "heads": heads.queries, "queries": n_queries, "keys": n_keys}
+    why = f"torch's operations for the projections; for the attention of the heads {WHY[way]}"
+    facts: Facts = {
+        "dtype": str(queries.dtype).rpartition(".")[2],
+        "device": str(queries.device),
+        "way": way,
+        "why": why,
+    }
+    size, projected = queries.element_size(), batch * heads.shared * n_keys * heads.size
+    q, k, v = batch * heads.queries * n_queries * heads.size, projected, projected
+    held = {"scratch_bytes": (2 * q + k + v) * size, "kept_bytes": (q + k) * size}
+    if way == GENERAL:
+        by = (
+            "scaled_dot_product_attention" if formulas.fits(queries, keys) else "its operations, for all scores at once"
+        )
+        more = 0 if by.startswith("scaled") else 2 * batch * heads.queries * n_queries * n_keys * size
+        held["scratch_bytes"] += more
+        return {**facts, "attention": counts, "by": by, **held}
+    kind = np.float64 if queries.dtype is torch.float64 else np.float32
+    shapes = (heads.queries, n_queries), (heads.shared, n_keys), (heads.shared, n_keys)
+    zeros = (np.broadcast_to(kind(0), (batch, *shape, heads.size)) for shape in shapes)
+    attention = _core.explain_attention(*zeros, None, to_lengths(lens), None, None, corner)
+    held["scratch_bytes"] += attention["scratch_bytes"]
+    return {**facts, "projections": {}, "attention": attention, **held, "kept": "queries and keys"}
+
+
+class HeadSizes(NamedTuple):
+    """How many heads of queries, of keys and values, and features of each."""
+
+    queries: int
+    shared: int
+    size: int
+
+    @classmethod
+    def of(cls, module: Any) -> HeadSizes:
+        joined = getattr(module, roles_of(module)[3]).in_features
+        return cls(module.num_heads, getattr(module, "num_kv_heads", module.num_heads), joined // module.num_heads)
+
+
 def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:
     """The same as `_to_measure` of _cost.py, for a module; the function waits for the device."""
     module = copied(module).eval()
     place = next(module.parameters(), torch.empty(()))
+    sizes = sizes[: n_positional(type(module).forward)]
     inputs: list[Tensor] = [torch.empty(size, dtype=place.dtype, device=place.device) for size in sizes]
     for x in inputs if drawn else ():
         x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
-    _draw(module, inputs)
+    if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):
+        _draw(module, inputs)
 
     def call() -> None:
         with torch.no_grad():
-            out = module(*inputs)
-        if not on_cpu(out):
-            getattr(torch, out.device.type).synchronize()
+            module(*inputs)
+        if not on_cpu(inputs[0]):
+            getattr(torch, inputs[0].device.type).synchronize()
 
     with torch.no_grad():
-        facts = explained(module, *inputs)
+        facts = module._explained(*inputs)
     share = facts["attention"].get("share")  # the core stays within torch's limit; torch's kernels use that limit
     return call, inputs, {**facts, "threads": torch.get_num_threads() if share is None else share["most_threads"]}

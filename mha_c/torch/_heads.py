@@ -7,9 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
+from .._arguments.arrays import check_features
 from .._layer.viewable import Viewable
 from ._call.attention import attend
 from ._call.records import AttentionCall, AttentionTensors
+from ._explained import explained_heads, to_measure
 from ._module import ShowsWeights
 from ._weights.last import last_of
 
@@ -31,6 +33,18 @@ class AttendsHeads(ShowsWeights, Viewable):
         found = attend(call, tensors)
         self.__dict__["_last"] = last_of(call, tensors, found, (False, False))
         return found.out
+
+    _explained, _to_measure = explained_heads, to_measure  # for mha_c.explain and mha_c.cost
+
+    def _corner(self, valid_lens: Any, causal: Any) -> Any:
+        """The causal corner of a call with these arguments."""
+        return None
+
+    def _rows_of_call(self, queries: Tensor, keys: Tensor) -> tuple[int, int, int]:
+        """(B, Q, K)."""
+        check_features(queries, "queries", queries.shape[-1])
+        check_features(keys, "keys", keys.shape[-1])
+        return queries.shape[0], queries.shape[1], keys.shape[1]
 
     @property
     def attention_weights(self) -> Tensor:

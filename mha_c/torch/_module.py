@@ -19,6 +19,7 @@ from .._arguments.calls import is_refusal, refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
 from .._arguments.options import causal_lengths, check_causal_steps
 from .._decoder.steps import DecodingLayer
+from .._layer.lacks import lacking, why_not
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general, ops
@@ -68,6 +69,8 @@ class TakesArrays(nn.Module):
                 if is_refusal(error):
                     raise error.with_traceback(None) from None
                 raise
+        if name in lacking(type(self)):
+            raise AttributeError(why_not(type(self), name))
         return super().__getattr__(name)
 
 

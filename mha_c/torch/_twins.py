@@ -6,16 +6,20 @@ import inspect
 import re
 from typing import Any, Callable, TypeVar
 
+from .._layer.lacks import lacking, lacks
+
 Twin = TypeVar("Twin", bound=Callable[..., Any])
 _ORDER = "Parameters", "Attributes", "Returns", "Raises", "Notes", "Examples"
 _PLACE = "optional\n    Device and type of the parameters, as in torch's modules."
 
 
 def twin(original: Any) -> Callable[[Twin], Twin]:
-    """Complete a docstring by what only the original's has: the sections but for examples, the parameters of its
-    signature, and what stands between the first line and the first section."""
+    """What the original lacks, its twin lacks, too.  A docstring is completed by what only the original's has: the
+    sections but for examples, the parameters of its signature, what stands between first line and first section."""
 
     def completed(own: Twin) -> Twin:
+        if isinstance(own, type) and lacking(original):
+            lacks(**lacking(original))(own)
         if own.__doc__ and original.__doc__:  # not under python -OO
             theirs, mine = _sections(_of_tensors(inspect.cleandoc(original.__doc__))), _sections(own.__doc__)
             names = [name for name in inspect.signature(own).parameters if name not in ("self", "args", "kwargs")]

@@ -210,7 +210,7 @@ class GQAAttention(RotatesHeads):
         inputs = {"queries": queries, "keys": keys, "values": values}
         check_inputs(**inputs)
         for name, x in inputs.items():
-            check_features(x, name, self.head_dim * self.num_heads)
+            check_features(x, name, self.W_o.out_features)
         if projected:
             keys = k_rows
             q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in (self.W_q(queries), k_rows, v_rows))
@@ -224,6 +224,9 @@ class GQAAttention(RotatesHeads):
     def _heads(self, inputs: Any) -> Any:
         projected = (child(x) for child, x in zip((self.W_q, self.W_k, self.W_v), inputs))
         return [x.unflatten(2, (-1, self.head_dim)) for x in projected]
+
+    def _corner(self, valid_lens: Any, causal: Any) -> Any:
+        return of_numpy.corner(self.causal, valid_lens, causal)
 
     def _check_looks_back(self, causal: Causal = None) -> None:
         check_causal_steps(causal)
@@ -291,10 +294,13 @@ class CausalAttention(RotatesHeads):
         if cache is not None:
             return self._step(cache, (X, X, X), None)
         check_inputs(X=X)
-        check_features(X, "X", self.W_o.in_features)
+        check_features(X, "X", self.W_o.out_features)
         q, k, v = self._heads((X,))
         found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
         return found
+
+    def _corner(self, valid_lens: Any, causal: Any) -> Any:
+        return "top_left"
 
     def _heads(self, inputs: Any) -> Any:
         return self.W_qkv(inputs[0]).unflatten(2, (3, self.num_heads, -1)).unbind(2)

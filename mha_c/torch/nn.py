@@ -9,17 +9,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .._arguments.calls import refuses_at_the_call
+from .._arguments.calls import checks_names
+from .._layer.lacks import lacks
+from .._layer.viewable import Viewable
 from ..errors import ShapeError
+from ._call.records import Attended, AttentionCall, AttentionTensors
+from ._explained import explained_heads, to_measure
+from ._module import ShowsWeights
 from ._private import unflatten
 from ._tensors import check_tensors
+from ._weights.last import last_of
 from .functional import dot_product_attention
 
 __all__ = ["MultiheadAttention"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 
-class MultiheadAttention(nn.MultiheadAttention):
+@lacks(
+    new_cache="its call is torch's, which has no place for one; mha_c.torch.MultiHeadAttention has",
+    project="its call is torch's, which has no place for it; mha_c.torch.MultiHeadAttention has",
+    causal="its call is torch's: attn_mask=mask, is_causal=True",
+    prune="its heads must fill embed_dim; those of mha_c.torch.MultiHeadAttention need not",
+    steps="the players read W_q, W_k and W_v, and its projections are one; mha_c.torch.MultiHeadAttention has them",
+)
+class MultiheadAttention(nn.MultiheadAttention, ShowsWeights, Viewable):
     """A subclass of torch's nn.MultiheadAttention with the same parameters; the core computes the attention.
 
     Parameters
@@ -32,6 +45,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     Call: mha(query, key, value, key_padding_mask=None, need_weights=True, attn_mask=None, average_attn_weights=True,
     is_causal=False) returns (output, weights or None), as torch documents.  A bool mask is True where a query must not
     see a key; a float mask is added to the scores; is_causal is a hint that attn_mask is the causal mask.
+
+    After a call `attention_weights` is (batch, num_heads, queries, keys), computed when it is read, whatever
+    need_weights was.
 
     Differences: a query that may see no key gets 0 before the output projection (torch: NaN, or 0, depending on
     its path); returned weights are those before dropout.  torch itself computes calls with add_bias_kv, add_zero_attn
@@ -47,7 +63,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
     """
 
-    @refuses_at_the_call
+    @checks_names
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor] = None,
         need_weights: bool = True, attn_mask: Optional[Tensor] = None, average_attn_weights: bool = True,
@@ -56,6 +72,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """The call: see the class."""
         check_tensors(query=query, key=key, value=value)
         if self.bias_k is not None or self.add_zero_attn or query.is_nested:
+            self.__dict__["_last"] = None
             hint = {"is_causal": True} if is_causal else {}  # which a torch may not know
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, **hint
@@ -76,12 +93,44 @@ class MultiheadAttention(nn.MultiheadAttention):
             return_weights=need_weights,
         )  # fmt: skip
         out, weights = found if need_weights else (found, None)
+        own = None if bias is None else bias.clone()  # it may be the caller's, who may change it
+        tensors = AttentionTensors(*heads, keep_mask=keep, bias=own)
+        self.__dict__["_last"] = last_of(AttentionCall(), tensors, Attended(out, weights), (False, False))
         out = self.out_proj(out.transpose(1, 2).flatten(2)).transpose(0, of_batch)
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if not batched:
             out, weights = out.squeeze(of_batch), None if weights is None else weights.squeeze(0)
         return out, weights
+
+    @property
+    def attention_weights(self) -> Tensor:
+        """Weights of the last call, (batch, num_heads, queries, keys), before dropout.
+
+        Raises
+        ------
+        AttributeError
+            Before the first call, and after a call that torch itself has computed.
+        """
+        return self._shown(self.num_heads)
+
+    _explained, _to_measure = explained_heads, to_measure  # for mha_c.explain and mha_c.cost
+
+    def _widths(self) -> list[Any]:
+        """(name, in_features, out_features, parts) of the projections of queries, keys, values and joined heads."""
+        out = ("out_proj", self.embed_dim, self.embed_dim, 1)
+        if self.in_proj_weight is not None:
+            return [*[("in_proj", self.embed_dim, 3 * self.embed_dim, 3)] * 3, out]
+        sizes = zip("qkv", (self.embed_dim, self.kdim, self.vdim))
+        return [*[(f"{name}_proj", size, self.embed_dim, 1) for name, size in sizes], out]
+
+    def _corner(self, valid_lens: Any, causal: Any) -> Any:
+        return None
+
+    def _rows_of_call(self, queries: Tensor, keys: Tensor) -> tuple[int, int, int]:
+        of_rows = 0 if queries.dim() == 2 else int(self.batch_first)
+        batch = 1 if queries.dim() == 2 else queries.shape[1 - of_rows]
+        return batch, queries.shape[of_rows], keys.shape[of_rows]
 
     def _projected(self, q: Tensor, k: Tensor, v: Tensor, is_one: bool) -> list[Tensor]:
         if self.in_proj_weight is not None:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from importlib import import_module
 
-from . import variants
-from .bahdanau import Seq2SeqAttentionDecoder
-from .grouped import CausalAttention, GQAAttention
-from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
-from .nn import MultiheadAttention
-from .positions import PositionalEncoding
-from .similarity import KernelAttention
+from torch import nn
 
 
 def safe_globals() -> list[type]:
@@ -38,10 +32,9 @@ def safe_globals() -> list[type]:
     >>> mha.num_heads
     2
     """
-    ours = [
-        *(MultiHeadAttention, DotProductAttention, AdditiveAttention, KernelAttention, PositionalEncoding),
-        *(GQAAttention, CausalAttention, Seq2SeqAttentionDecoder, MultiheadAttention),
-        *(variants.MultiHeadedSelfAttention, variants.SelfAttentionAISummer, variants.MultiHeadSelfAttentionAISummer),
-    ]
+    ours = []
+    for module in map(import_module, ("mha_c.torch", "mha_c.torch.nn", "mha_c.torch.variants")):
+        public = (getattr(module, name) for name in module.__all__)
+        ours += [one for one in public if isinstance(one, type) and issubclass(one, nn.Module)]
     out_proj = type(nn.MultiheadAttention(1, 1).out_proj)
     return [*ours, nn.Linear, nn.Dropout, nn.Embedding, nn.GRU, out_proj]

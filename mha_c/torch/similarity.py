@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -13,11 +14,14 @@ from .. import similarity as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.calls import refuses_at_the_call
+from .._layer.viewable import Viewable
 from ._call import formulas
 from ._call.checks import checked_lengths, lengths_of_causal
+from ._call.choice import CORE, GENERAL, WHY
+from ._explained import to_measure
 from ._module import ShowsWeights
 from ._private import on_cpu
-from ._tensors import check_inputs, has_numbers
+from ._tensors import PLAIN, check_inputs, has_numbers
 from ._twins import twin
 from ._weights.last import Assigned
 from .functional import dot_product_attention
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @twin(of_numpy.KernelAttention)
-class KernelAttention(ShowsWeights):
+class KernelAttention(ShowsWeights, Viewable):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False)
@@ -109,6 +113,25 @@ class KernelAttention(ShowsWeights):
         if self.kernel == "constant":
             return torch.zeros_like(u)
         return torch.where(u < 1, 0.0, -torch.inf).to(u.dtype)
+
+    def _explained(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = False
+    ) -> dict[str, Any]:
+        """For mha_c.explain and mha_c.cost: the facts of a call."""
+        inputs = queries, keys, values
+        check_inputs(queries=queries, keys=keys, values=values)
+        kind = np.float64 if queries.dtype is torch.float64 else np.float32
+        zeros = [np.broadcast_to(kind(0), tuple(x.shape)) for x in inputs]
+        facts = of_numpy.explained(zeros, valid_lens, causal, self.empty_rows)
+        way = CORE if all(on_cpu(x) and type(x) in PLAIN for x in inputs) else GENERAL
+        why = f"torch's operations for the distances and their kernels; for the weighted mean {WHY[way]}"
+        place = {"device": str(queries.device), "way": way, "why": why}
+        if way == CORE:
+            return {**facts, **place}
+        held = {name: facts[name] for name in ("scratch_bytes", "kept_bytes")}
+        return {"dtype": facts["dtype"], "attention": facts["attention"], **place, "by": "its operations", **held}
+
+    _to_measure = to_measure
 
     @property
     def attention_weights(self) -> Tensor:

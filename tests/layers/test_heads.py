@@ -207,8 +207,11 @@ def test_bad_calls_of_importance(layer, batch):
             heads.importance(layer, data, loss=loss)
     with pytest.raises(ValueError, match="set by the first call"):
         heads.importance(mha_c.MultiHeadAttention(8, 2, 0), (x, x, x))
-    for model in (mha_c.AdditiveAttention(8, 0.1), mha_c.DotProductAttention(0), {}, 3):
+    for model in ({}, 3):
         with pytest.raises(TypeError, match="no multi-head attention"):
+            heads.importance(model, (x, x, x))
+    for model in (mha_c.AdditiveAttention(8, 0.1), mha_c.DotProductAttention(0), mha_c.KernelAttention()):
+        with pytest.raises(TypeError, match="it has one head, which is all of it"):
             heads.importance(model, (x, x, x))
 
 

@@ -19,6 +19,8 @@ class Scored(NamedTuple):
     valid_lens: Optional[Tensor]
     empty_rows: str
     causal: Any = None
+    keep_mask: Optional[Tensor] = None
+    bias: Optional[Tensor] = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,10 +43,11 @@ class Scored(NamedTuple):
 
     def weights(self, q: Tensor, k: Tensor, w_v: Optional[Tensor]) -> Tensor:
         """The weights (B, H, Q, K) of these, or of q, k, w_v of the same shapes in a graph."""
-        visible = formulas.visible_keys(q, k, self.valid_lens, causal=self.causal)
+        visible = formulas.visible_keys(q, k, self.valid_lens, self.keep_mask, self.causal)
         k = formulas.for_each_head(q, k)
         with formulas.without_autocast(q):
             scores = formulas.scores_of(float32_if_half(q), float32_if_half(k), float32_if_half(w_v))
+            scores = scores if self.bias is None else scores + float32_if_half(self.bias)
             return formulas.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
 
     def computed(self) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .._heads import AttendsHeads
 from .._module import AttentionModule
 from ..layers import MultiHeadAttention
-from .operands import Operands, Weights
+from .operands import Operands, Weights, versions_of
 
 BOOK_NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
 OURS = (AttentionModule, AttendsHeads)
@@ -65,12 +65,13 @@ def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operand
     scored = last.scored()
     if scored is None:
         return _with_heads(last.weights(heads), heads)
-    q, k, w_v, lens, empty_rows, causal = scored  # no copy: the layer has made one where the caller may change them
+    # No copy: the layer has made one where the caller may change them.
+    q, k, w_v, lens, empty_rows, causal, keep_mask, bias = scored
     if heads and q.shape[1] == 1:  # an inner layer, to which heads are a batch
         q, k = (x.reshape(-1, heads, *x.shape[2:]) for x in (q, k))
         lens = None if lens is None else lens[::heads]
     options = {"empty_rows": empty_rows, **({"causal": causal} if causal else {})}
-    return Operands(q, k, w_v, lens, None, None, options, ())
+    return Operands(q, k, w_v, lens, keep_mask, bias, options, versions_of(keep_mask, bias))
 
 
 def _heads(module: Any) -> Optional[int]:
