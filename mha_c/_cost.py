@@ -174,11 +174,10 @@ def cost(
     memory beside the result                  1.03 GiB    3... MiB
     """
     is_module = hasattr(type(layer), "_to_measure")
-    if (
-        not is_module
-        and not isinstance(layer, (AttentionLayer, RotatesHeads))
-        and not hasattr(type(layer), "_explained")
-    ):
+    of_numpy = isinstance(layer, (AttentionLayer, RotatesHeads)) or (
+        hasattr(type(layer), "_explained") and not hasattr(layer, "named_modules")
+    )
+    if not is_module and not of_numpy:
         hint = f": mha_c.torch.convert may make it one.  {THREE_LINES}" if hasattr(layer, "named_modules") else ""
         raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}{hint}")
     given = _features_of_call(queries, keys, values)
