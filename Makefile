@@ -73,6 +73,19 @@ test-marimo: $(STAMPS)/wheel $(STAMPS)/test-tools build/marimo/installed
 	@mkdir -p $(RUN)
 	MHA_C_MARIMO=$(CURDIR)/build/marimo/bin/python; export MHA_C_MARIMO; $(PYTEST) -q ../../tests/viz/test_marimo.py $(ARGS)
 
+# tests/torch/test_clients.py beside the libraries that quantize, offload, adapt, draw and explain models, in an
+# environment of their own, in which none of them may replace torch.
+.PHONY: clients
+clients: $(STAMPS)/wheel $(D2L)
+	@mkdir -p $(RUN)
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/pip install -q --upgrade 'pip>=25.1'
+	build/clients/bin/pip install -q --constraint constraints.txt torch
+	build/clients/bin/pip install -q --constraint constraints.txt --group clients
+	build/clients/bin/pip install -q --force-reinstall --no-deps build/wheel/*.whl
+	cd $(RUN) && MHA_C_CLIENTS=1 ../clients/bin/python -m pytest --config-file=../../pyproject.toml --rootdir=../.. \
+		-p no:cacheprovider ../../tests/torch/test_clients.py $(ARGS)
+
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)
 	$(BIN)/python benchmarks/bench.py --json build/bench.json $(ARGS)
@@ -313,6 +326,7 @@ help:
 	@echo 'coverage    what of C and Python the tests run        sanitize    tests under ASan and UBSan'
 	@echo 'valgrind    C tests under memcheck                    fuzz        libFuzzer on the C API, 60 s a target'
 	@echo 'mutants     do the tests notice a changed core?       guards      guard pages, all sizes'
+	@echo 'clients     our layers inside bitsandbytes, accelerate, torchao, peft, torchviz, torchinfo and captum'
 	@echo 'nightly     all of these, for longer'
 	@echo 'oldest      the wheel on the oldest NumPy for this Python'
 	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
