@@ -58,6 +58,14 @@ def _(layer, x, lens):
     return torch.autograd.grad(out.square().sum(), weights_of(layer))
 
 
+@feature("gradient of `attention_weights` for what lies behind a call whose output was not kept")
+def _(layer, x, lens):
+    behind = x * 1
+    layer(behind, behind, behind, lens)
+    del behind
+    return torch.autograd.grad(weights_of(layer).square().sum(), x)
+
+
 @feature("`backward(inputs=...)`, `grad(..., allow_unused=True)`")
 def _(layer, x, lens):
     loss_of(layer, lens)(x).backward(inputs=[x])

@@ -1,5 +1,7 @@
 """What nodes of autograd's graph have saved: programs that draw graphs (torchviz) ask each tensor for its size."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ FUNCTIONS = {
     "bias": lambda x: mt.functional.dot_product_attention(x, x, x, bias=(x @ x.transpose(1, 2))),
     "additive_attention": lambda x: mt.functional.additive_attention(x, x, x, x[0, 0]),
     "KernelAttention": lambda x: mt.KernelAttention("gaussian")(x[0, :, 0], x[0, :, 0], x[0, :, 1]),
-    "MultiheadAttention": lambda x: mt.MultiheadAttention(12, 3, batch_first=True)(x, x, x)[0],
+    "MultiheadAttention": lambda x: mt.nn.MultiheadAttention(12, 3, batch_first=True)(x, x, x)[0],
     "GQAAttention": lambda x: mt.GQAAttention(12, 4, 2)(x, x, x),
     "CausalAttention": lambda x: mt.CausalAttention(12, 3)(x),
     "masked_softmax": lambda x: mt.masked_softmax(x @ x.transpose(1, 2), torch.tensor([1, 2])),
@@ -65,3 +67,30 @@ def test_weights_without_the_output():
     layer, x = layers()["multi-head"], torch.randn(2, 4, 12, requires_grad=True)
     layer(x * 1, x, x)
     check_saved(layer.attention_weights)
+
+
+@pytest.mark.parametrize("name", ["multi-head", "additive", "dot"])
+def test_what_weights_say_whose_graph_is_gone(name):
+    """Both ways to ask, in our words; what does not need that graph still works, and nothing of it shows."""
+    layer, x = layers()[name], torch.randn(2, 4, 12, requires_grad=True)
+    own = torch.ones(4, requires_grad=True)
+
+    def weights():
+        behind = x * 1
+        layer(behind, behind, behind)
+        del behind
+        return layer.attention_weights
+
+    for ask in (
+        lambda: weights().square().sum().backward(),
+        lambda: torch.autograd.grad(weights().square().sum(), x),
+        lambda: torch.autograd.grad((2 * weights() + own).mean(), [own, x], allow_unused=True),
+        lambda: torch.autograd.grad(torch.unbind(weights().flatten(1).sum(1)), [x]),
+        lambda: torch.autograd.grad(weights(), x, torch.ones_like(layer.attention_weights)),
+    ):
+        with pytest.raises(RuntimeError, match=r"the graph of the call is gone.*keep the call's output \(out = model"):
+            ask()
+    torch.testing.assert_close(torch.autograd.grad((weights() * own).sum(), own)[0], weights().flatten(0, -2).sum(0))
+    mean = weights().mean(-1)
+    assert type(mean.detach()) is torch.Tensor and repr(mean).startswith("tensor(")
+    assert type(pickle.loads(pickle.dumps(mean.detach()))) is torch.Tensor

@@ -202,6 +202,12 @@ class HeadsSource(Source):
         return self.call.weights(*tensors)
 
 
+GONE = (
+    "the graph of the call is gone, so attention_weights have no gradient; keep the call's output (out = model(x)), or "
+    "read attention_weights, before the inputs go out of use and before backward"
+)
+
+
 class Shown(NamedTuple):
     """Weights that are shown: a tensor, perhaps without numbers so far; their numbers; where their gradient goes."""
 
@@ -230,10 +236,7 @@ class WeightsFunction(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.gone:
-            raise RuntimeError(
-                "the graph of the call is gone, so attention_weights have no gradient: keep the call's output, or read "
-                "attention_weights, before the inputs go out of use and before backward"
-            )
+            raise RuntimeError(GONE)
         source, tensors, needs = ctx.source, saved(ctx), ctx.needs_input_grad[1:]
 
         def weights_of(*arguments: Any) -> Any:

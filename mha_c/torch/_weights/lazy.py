@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .._call.autograd import Shown, WeightsFunction
+from .._call.autograd import GONE, Shown, WeightsFunction
 from .._call.scored import Computed
 from .._private import as_plain_tensor, has_wrappers, make_wrapper
 
@@ -66,7 +66,10 @@ class Recipe:
             return self._lazy(heads) if self._tensor is None else with_heads(self._tensor, heads)
         arguments = source.arguments()
         shown = Shown(self._lazy(heads), self, source, arguments is None)
-        return WeightsFunction.apply(shown, *(arguments or [torch.empty((), requires_grad=True)]))
+        found: Tensor = WeightsFunction.apply(shown, *(arguments or [torch.empty((), requires_grad=True)]))
+        if shown.gone and type(found) is LazyWeights:
+            found._gone = True
+        return found
 
     def _lazy(self, heads: Optional[int]) -> Tensor:
         if not has_wrappers:
@@ -89,6 +92,7 @@ class LazyWeights(Tensor):
 
     _recipe: Recipe
     _is: Optional[Tensor] = None
+    _gone = False  # the graph of the call
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -113,6 +117,30 @@ class LazyWeights(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*_each(args, numbers), **_each(kwargs or {}, numbers))
+
+
+class OfAGoneGraph(Tensor):
+    """What is computed from weights whose call's graph is gone: torch.autograd.grad says so in our words, where torch
+    would say that its inputs were not used.  (`backward` meets the node of the weights, which says the same.)"""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = _each(args, computed), _each(kwargs or {}, computed)
+        if func in _NUMBERS_ALONE:
+            args = args[0].as_subclass(Tensor), *args[1:]
+        elif func is torch.autograd.grad:
+            args, kwargs = args[:6], {**kwargs, "allow_unused": True}
+        with as_plain_tensor():
+            found = func(*args, **kwargs)
+        if func is torch.autograd.grad and any(x is None for x in found):
+            raise RuntimeError(GONE)
+        if isinstance(found, (tuple, list)):
+            return type(found)(map(cls._marked, found)) if type(found) in (tuple, list) else found
+        return cls._marked(found)
+
+    @classmethod
+    def _marked(cls, found: Any) -> Any:
+        return found.as_subclass(cls) if type(found) is Tensor and found.requires_grad else found
 
 
 class NumbersOf(Function):
@@ -143,7 +171,10 @@ def computed(weights: Tensor) -> Tensor:
         return numbers(weights)
     result: Optional[Tensor] = weights.__dict__.get("_function")
     if result is None:
-        result = weights.__dict__["_function"] = NumbersOf.apply(weights)
+        result = NumbersOf.apply(weights)
+        if weights._gone:  # type: ignore[attr-defined]
+            result = result.as_subclass(OfAGoneGraph)
+        weights.__dict__["_function"] = result
     return result
 
 
