@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from .. import grouped as of_numpy
 from .._arguments import calls, scalars
-from .._arguments.arrays import check_features
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import check_causal_steps, core_corner
 from .._decoder.steps import Decodes
 from ._call import core
 from ._call.children import Layout, Parts, has_first_names, plain_parameters
+from ._call.inputs import check_projected
 from ._call.records import AttentionCall, Parameters
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._heads import AttendsHeads
 from ._private import quickly_on_cpu, watched
-from ._tensors import FLOATS, PLAIN, check_inputs, elsewhere, exporting, is_compiling, recorded_or_transformed
+from ._tensors import FLOATS, PLAIN, elsewhere, exporting, is_compiling, recorded_or_transformed
 from ._twins import twin
 from ._weights.last import in_steps
 
@@ -207,10 +207,9 @@ class GQAAttention(RotatesHeads):
         if keys is None or values is None or queries is None:
             raise calls.missing(name, queries=queries, keys=keys, values=values)
         calls.check_order(name, keys, values, valid_lens)
-        inputs = {"queries": queries, "keys": keys, "values": values}
-        check_inputs(**inputs)
-        for name, x in inputs.items():
-            check_features(x, name, self.W_o.out_features)
+        inputs = (self.W_q, "queries", queries), (self.W_k, "keys", keys), (self.W_v, "values", values)
+        for linear, name, x in inputs[:1] if projected else inputs:
+            check_projected(linear, name, x)
         if projected:
             keys = k_rows
             q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in (self.W_q(queries), k_rows, v_rows))
@@ -293,8 +292,7 @@ class CausalAttention(RotatesHeads):
         of_numpy.check_is_causal(causal)
         if cache is not None:
             return self._step(cache, (X, X, X), None)
-        check_inputs(X=X)
-        check_features(X, "X", self.W_o.out_features)
+        check_projected(self.W_qkv, "X", X)
         q, k, v = self._heads((X,))
         found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
         return found

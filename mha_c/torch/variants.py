@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from .. import variants as of_numpy
 from .._arguments import scalars
-from .._arguments.arrays import check_features
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.constructors import divisible
 from ._call.formulas import composed
+from ._call.inputs import check_projected
 from ._call.records import AttentionCall
 from ._heads import AttendsHeads
 from ._module import TakesArrays
@@ -91,9 +91,9 @@ class MultiHeadedSelfAttention(AttendsHeads):
     @refuses_at_the_call
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
-        check_inputs(x=x)
-        check_features(x, "x", self.d_model)
         linears = [getattr(self, name) for name in of_numpy.MultiHeadedSelfAttention._roles]
+        for linear in linears[:3]:
+            check_projected(linear, "x", x)
         attended = partial(self._attended, AttentionCall(empty_rows="uniform"))
         return composed((x, x, x), linears, self.num_heads, attended)
 
@@ -124,8 +124,7 @@ class _AISummer(TakesArrays):
     @refuses_at_the_call
     def forward(self, x: Tensor, mask: Optional[Tensor] = None) -> Tensor:
         """Attention of x to itself: see the class."""
-        check_inputs(x=x)
-        check_features(x, "x", self.dim)
+        check_projected(self.to_qvk, "x", x)
         keep = None if mask is None else of_numpy.kept(torch.as_tensor(mask), x.shape[1])
         # (B, T, d, i, h) -> (i, B, h, T, d), with dense rows for the core.
         features = unflatten(self.to_qvk(x), 2, (self.dim_head, 3, self.heads))

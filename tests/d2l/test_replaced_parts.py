@@ -10,11 +10,21 @@ from torch import nn
 
 import mha_c.d2l
 import needs
+import third_generation
 from mha_c import torch as mt
 from notebook import additive, equal_under_patch, multi_head, numbers, same_under_patch
 
+pytestmark = pytest.mark.usefixtures("float64")  # so that rounding is far below what is looked for
 LENS = {"items": torch.tensor([3, 2]), "queries": torch.tensor([[1, 2, 3, 5], [2, 4, 1, 1]]), "none": None}
 HIDDEN = 7.0  # in rows of keys and values that no query sees
+
+
+@pytest.fixture(params=[*needs.real_d2l.VERSIONS, "third"])
+def d2l(request):
+    """The real packages of both generations, and the stand-in of the third."""
+    module = third_generation if request.param == "third" else needs.d2l(request.param)
+    yield module
+    mha_c.d2l.unpatch()
 
 
 def inputs():
@@ -55,7 +65,11 @@ def test_hooks_see_the_rows_that_d2ls_see(d2l, hooked, lens):
         events = []
         for name, child in layer.named_modules():
             if name and (hooked == "all" or name.rpartition(".")[2] == hooked):
-                child.register_forward_hook(lambda module, args, out, events=events: events.extend((*args, out)))
+                child.register_forward_hook(
+                    lambda module, args, out, events=events: events.extend(
+                        x.clone() for x in (*args, out) if isinstance(x, torch.Tensor)
+                    )
+                )
         outcome = called(layer, LENS[lens])
         found += [*outcome, torch.tensor(len(events)), *(x for x in events if isinstance(x, torch.Tensor))]
     return found
@@ -108,8 +122,9 @@ def test_a_range_that_an_observer_has_seen(d2l):
 def test_quantize_dynamic_with_lengths(d2l):
     """One scale for all rows: padding widens it as in d2l."""
     layer = multi_head(d2l, 16).eval()
-    given = [torch.cat((x, 2 * x), -1).detach() for x in inputs()]
-    layer(*given, None)
+    given = [torch.cat((x, 2 * x), -1).detach().float() for x in inputs()]
+    with torch.no_grad():  # or d2l's could not be copied
+        layer.float()(*given, None)
     quantized = needs.module("torch.ao.quantization").quantize_dynamic(layer, {nn.Linear}, torch.qint8)
     return [quantized(*given, LENS["items"]), quantized.attention.attention_weights]
 
@@ -255,7 +270,7 @@ class Int8Linear(nn.Linear):
         self.weight = nn.Parameter((old.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False)
 
     def forward(self, x):
-        return x @ (self.weight.float() * self.scale).T
+        return x @ (self.weight.to(x.dtype) * self.scale).T
 
 
 class Packed4bit(Int8Linear):
@@ -266,7 +281,7 @@ class Packed4bit(Int8Linear):
         self.weight = nn.Parameter(self.weight.detach().reshape(-1, 1), requires_grad=False)
 
     def forward(self, x):
-        return x @ (self.weight.float().reshape(self.out_features, -1) * self.scale).T
+        return x @ (self.weight.to(x.dtype).reshape(self.out_features, -1) * self.scale).T
 
 
 def replaced(layer, make, *names):
@@ -304,7 +319,7 @@ def test_weights_that_hooks_bring_for_the_call(d2l, away):
                 there = nn.Parameter(whole.to("meta"), requires_grad=False)
             else:
                 kind = torch.int8 if away == "int8" else torch.float8_e4m3fn
-                there = nn.Parameter(whole.to(kind), requires_grad=False)
+                there = nn.Parameter(whole.float().to(kind), requires_grad=False)
             child.weight = there
             child.register_forward_pre_hook(lambda module, args, whole=whole: setattr(module, "weight", whole))
             child.register_forward_hook(lambda module, args, out, there=there: setattr(module, "weight", there))
@@ -314,16 +329,17 @@ def test_weights_that_hooks_bring_for_the_call(d2l, away):
 
 
 def test_convert_leaves_a_layer_that_is_quantized_already_as_a_whole(d2l):
+    torch.set_default_dtype(torch.float32)  # the fixture puts it back
     model = nn.Sequential(multi_head(d2l), multi_head(d2l), d2l.DotProductAttention(0.0))
     for layer in model[:2]:
-        layer(*inputs(), None)
+        layer(*[x.float() for x in inputs()], None)
     replaced(model[0], Int8Linear)
     before = dict(vars(model[0].attention))
     with pytest.warns(UserWarning, match=r"left as they were: 0 \(.*MultiHeadAttention\) .*before you quantize"):
         mt.convert(model)
     assert [type(x).__module__.startswith("mha_c") for x in model] == [False, True, True]
     assert type(model[0].attention) is d2l.DotProductAttention and vars(model[0].attention) == before
-    model[0](*inputs(), LENS["items"])
+    model[0](*[x.float() for x in inputs()], LENS["items"])
 
 
 # --- A first call -----------------------------------------------------------------------------------------------------
@@ -375,3 +391,61 @@ def test_a_plain_first_call_calls_no_projection(d2l, monkeypatch):
             layer(*inputs(), LENS["items"])
         assert [one for one in seen if isinstance(one, nn.Linear)] == []
         assert all(type(child) in (nn.Linear, nn.Dropout) for child in layer.modules() if not list(child.children()))
+
+
+# --- Layers of the third generation -----------------------------------------------------------------------------------
+
+
+def grouped(ours):
+    """(theirs, ours, number of inputs) of both layers, with the same weights."""
+    torch.manual_seed(3)
+    theirs = third_generation.GQAAttention(8, 4, 2), third_generation.GPT.CausalAttention(8, 2)
+    found = mt.GQAAttention(8, 4, 2), mt.CausalAttention(8, 2)
+    for a, b in zip(found, theirs):
+        a.load_state_dict(b.state_dict())
+    return found if ours else theirs
+
+
+def of_grouped(layer, lens):
+    x = numbers(2, 5, 8).requires_grad_()
+    out = layer(x, x, x, lens)
+    learned = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    return [out, *torch.autograd.grad(out.square().sum(), learned)]
+
+
+@pytest.mark.parametrize("how", ["hooks", "Int8Linear", "Packed4bit", "brought", "embedding", "pre-hook"])
+def test_grouped_layers(how):
+    needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
+    outcomes, events = [], []
+    for ours in (False, True):
+        found, seen = [], []
+        for layer in grouped(ours):
+            for name, child in list(layer.named_children()):
+                if how == "hooks":
+                    child.register_forward_hook(lambda module, args, out, seen=seen: seen.extend((*args, out)))
+                elif how == "brought":
+                    whole = nn.Parameter(child.weight.detach(), requires_grad=False)
+                    child.weight = nn.Parameter(whole.to("meta"), requires_grad=False)
+                    child.register_forward_pre_hook(lambda m, args, whole=whole: setattr(m, "weight", whole))
+                elif how == "pre-hook" and name in ("W_q", "W_qkv"):
+                    child.register_forward_pre_hook(lambda m, args: (torch.cat((args[0], args[0]), -1),))
+                elif how in ("Int8Linear", "Packed4bit"):
+                    setattr(layer, name, globals()[how](child))
+            lens = torch.tensor([3, 5])
+            x = numbers(2, 5, 8)
+            if how in ("embedding", "pre-hook") and not hasattr(layer, "W_q"):
+                continue  # the original reads the features of X itself
+            if how == "embedding":  # of weights as long as sentences: the original reads a third axis of queries
+                layer.W_q = nn.Sequential(
+                    nn.Flatten(0), nn.Embedding.from_pretrained(numbers(4, 8)), nn.Unflatten(0, (2, 5))
+                )
+                found += [layer(torch.tensor([[0, 3, 1, 2, 2], [1, 1, 0, 3, 0]])[..., None], x, x, lens)]
+            elif how == "pre-hook":
+                found += [layer(x[..., :4], x, x, lens)]
+            else:
+                found += of_grouped(layer, lens)
+        outcomes.append(found)
+        events.append(seen)
+    for a, b in zip(outcomes[1] + events[1], outcomes[0] + events[0]):
+        torch.testing.assert_close(a + 0, b)
+    assert len(events[0]) == len(events[1]) and (events[0] or how != "hooks")

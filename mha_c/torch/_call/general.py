@@ -51,8 +51,9 @@ def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[boo
 def additive(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
     queries, keys, values = inputs
     queries, keys = layer.W_q(queries), W_k(keys)
-    if is_plain(layer.w_v) and plain_attention(layer) and not looked_at(queries, keys, values, layer.w_v.weight):
-        q, k, v = (x[:, None] for x in (queries, keys, values))  # all that is left is plain: needs no array of features
+    plain = is_plain(layer.w_v) and layer.w_v.bias is None and plain_attention(layer) is not None
+    if plain and not looked_at(queries, keys, values, layer.w_v.weight):  # what is left needs no array of all features
+        q, k, v = (x[:, None] for x in (queries, keys, values))
         tensors = AttentionTensors(q, k, v, layer.w_v.weight.squeeze(0))
         call = AttentionCall(valid_lens, dropout=float(rate(layer.dropout, training)), empty_rows=layer.empty_rows)
         return _kept(layer, call, tensors, (False, W_k is _as_it_is))[:, 0]

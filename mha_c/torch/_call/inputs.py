@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from ..._arguments import calls
+from ..._arguments.arrays import check_features
 from .._private import on_cpu
 from .._tensors import check_devices, check_inputs, common_type, exporting, is_compiling, refuse_half_fake
 from .._weights.lazy import LazyWeights, computed
@@ -28,6 +29,13 @@ def checked_inputs(owner: str, queries: Any, keys: Any, values: Any, valid_lens:
         if x.dim() != 3:
             raise rank_of(name, x)
     return tuple(computed(x) if type(x) is LazyWeights else x for x in named.values())
+
+
+def check_projected(linear: Any, name: str, x: Any) -> None:
+    """Refuse in our words what a plain projection cannot read; one that was replaced or has hooks may read it."""
+    if is_plain(linear):
+        check_inputs(**{name: x})
+        check_features(x, name, linear.in_features)
 
 
 def children_of(module: Any, projected: bool) -> dict[int, Any]:

@@ -172,7 +172,7 @@ def computed(weights: Tensor) -> Tensor:
     result: Optional[Tensor] = weights.__dict__.get("_function")
     if result is None:
         result = NumbersOf.apply(weights)
-        if weights._gone:  # type: ignore[attr-defined]
+        if weights.__dict__.get("_gone"):
             result = result.as_subclass(OfAGoneGraph)
         weights.__dict__["_function"] = result
     return result
