@@ -155,6 +155,12 @@ def with_playground(app, page, template, context, doctree):
         context["furo_navigation_tree"] = context["furo_navigation_tree"].replace("</li>", f"</li>\n{item}", 1)
 
 
+def in_chinese(app, page, template, context, doctree):
+    """Browsers choose the shapes of Chinese characters by the language that a page says it has."""
+    if page.startswith("docs/zh/"):
+        context["language"] = "zh-CN"
+
+
 def setup(app):
     inline, block = ((partial(formula, display=display), None) for display in ("inline", "block"))
     app.add_html_math_renderer("mathml", inline, block)
@@ -162,4 +168,5 @@ def setup(app):
     app.connect("autodoc-process-docstring", as_text, priority=400)  # before numpydoc looks at them
     app.connect("autodoc-process-docstring", attribute_entries, priority=600)  # after numpydoc
     app.connect("autodoc-skip-member", without_fields)
+    app.connect("html-page-context", in_chinese)
     app.connect("html-page-context", with_playground, priority=900)  # after furo has made its menu

@@ -43,6 +43,7 @@ def grouped_pages():
 
 PAGES = {
     **grouped_pages(),
+    "中文": ["docs/zh/start", "docs/zh/colab"],
     "Notebooks": [f"examples/notebooks/{name}" for name in notebooks.names()],
     "Reference": ["api/layers", "api/functional", "api/torch", "api/processes", "api/teaching", "api/system", "api/c"],
     "For contributors": FOR_CONTRIBUTORS,

@@ -87,6 +87,15 @@ def test_all_pages_for_users_are_on_the_site_and_its_index_leads_to_them(site):
     assert titles[0] == "Start"
 
 
+def test_pages_in_chinese_say_so_and_stand_in_the_menu(site):
+    index = (site / "index.html").read_text(encoding="utf-8")
+    for path in (ROOT / "docs" / "zh").glob("*.md"):
+        page = (site / "docs" / "zh" / f"{path.stem}.html").read_text(encoding="utf-8")
+        assert re.search('<html[^>]* lang="zh-CN"', page)
+        assert index.count(f'class="reference internal" href="docs/zh/{path.stem}.html"') >= 2
+    assert 'lang="en"' in index
+
+
 def test_the_playground_is_in_every_menu(site):
     if not (site / "playground.html").is_file():
         needs.skip_or_fail("needs build/playground.html (make playground)")
