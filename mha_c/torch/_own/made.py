@@ -21,7 +21,8 @@ from .._private import autocasting_anywhere, quickly_on_cpu, watched
 from .._tensors import FLOATS, PLAIN, is_compiling
 from .._weights.last import Last
 from . import forms
-from .plan import _ATTENTION, Inputs, Plan, at, attended, bias, bound, inputs_of, weight
+from .plan import ATTENTION, Inputs, Plan, at, attended, bias, bound, inputs_of, weight
+from .quick import Quick
 from .watched import Watched
 
 LAST = "_last_of_mha_c"  # in the module's state: the Last of its last call
@@ -64,6 +65,7 @@ class How:
             for layout, form in by_layout.items():
                 self.shown.setdefault(layout, {}).setdefault(path, {})[name] = form, requires
         self.heads = self.options.num_heads
+        self.quick = Quick.of(self)
 
     def _is_whole_layer(self) -> bool:
         """Whether one call of the core computes all of it: projections, attention and output."""
@@ -136,13 +138,20 @@ def is_ours(module: Any) -> bool:
 
 
 def _forward(how: How) -> Any:
-    own_forward = how.own.forward
+    own_forward, quick = how.own.forward, how.quick
 
     @functools.wraps(own_forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():  # compilers see the module's own lines
             return own_forward(self, *args, **kwargs)
-        found = _computed(how, self, args, kwargs)
+        found = None
+        if quick is not None and not kwargs and type(self) is how.made:  # type: ignore[attr-defined]
+            try:
+                found = quick.call(self, args)
+            except _REFUSED:
+                pass
+        if found is None:
+            found = _computed(how, self, args, kwargs)
         return own_forward(self, *args, **kwargs) if found is _OTHERWISE else found
 
     return forward
@@ -189,7 +198,7 @@ def _by_core(how: How, module: Any, inputs: Inputs, form: Any) -> Any:
         recorded = torch.is_grad_enabled() and (inputs.queries.requires_grad or any_needs_grad(module.parameters()))
         keeps = "now" if plan.kept == () and recorded else "later"
         whole = whole and not recorded
-    whole = whole and functional._attention is _ATTENTION
+    whole = whole and functional._attention is ATTENTION
     if whole and how.layout is not None and how.watched._is_tree(module, how.watched.tree):
         parts = layer_parts(module, how.layout)
     if parts is None and not (how.watched.is_whole(module) and how.watched.has_tables(module)):

@@ -25,7 +25,7 @@ from .._tensors import draw_seed
 from .._weights.last import Last, last_of
 
 NEEDED: Any = object()  # the default of a parameter that has none
-_ATTENTION = functional._attention  # `watch` puts another function there
+ATTENTION = functional._attention  # `watch` puts another function there
 
 
 class Mask(NamedTuple):
@@ -310,7 +310,7 @@ def attended(plan: Plan, module: Any, given: Inputs, p: float, keeps: str, drop:
     q, k, v = (x if x.dim() == 4 else unflatten(x, 2, (n, -1)).transpose(1, 2) for x, n in zip((q, k, v), counts))
     call = AttentionCall(given.valid_lens, "top_left" if plan.causal else None, dropout=p, empty_rows=plan.empty_rows)
     tensors = AttentionTensors(q, k, v, w_v, given.keep_mask, given.bias)
-    if functional._attention is not _ATTENTION and drop is None and keeps != "now":
+    if functional._attention is not ATTENTION and drop is None and keeps != "now":
         found, last = Attended(_seen(call, tensors)), None
     else:
         found, last = _attended(plan, call, tensors, keeps, drop)
