@@ -203,9 +203,20 @@ def _replace(module: ModuleType) -> list[ModuleType]:
             print(f"it leaves {name}, which is not d2l's own")
     if missing:
         print(f"{module.__name__} has no {', '.join(missing)}")
-    for line in _not_reached(book):
+    for line in (*_not_reached(book), *_of_the_notebook()):
         print(line)
     return [module]
+
+
+def _of_the_notebook() -> Iterator[str]:
+    """A line for the classes of d2l's names that a notebook has typed itself, which no patch reaches."""
+    from ._classes import CLASSES, is_own
+
+    main = sys.modules["__main__"]
+    own = [name for name in CLASSES if is_own(vars(main).get(name), main)]
+    if own:
+        them = "it" if len(own) == 1 else "them"
+        yield f"{', '.join(own)} of this notebook: mha_c.torch.convert(model) makes {them} fast, too"
 
 
 def _others_with_classes() -> list[str]:

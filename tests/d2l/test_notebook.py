@@ -403,3 +403,13 @@ def test_patch_before_d2l_is_imported(version, way, monkeypatch, capsys):
     assert not any(type(finder).__module__.startswith("mha_c") for finder in sys.meta_path)
     for name in ("d2l", "d2l.torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_patch_tells_of_classes_that_the_notebook_has_typed(d2l, monkeypatch, capsys):
+    main = sys.modules["__main__"]
+    for name in ("MultiHeadAttention", "DotProductAttention"):
+        monkeypatch.setattr(main, name, type(name, (torch.nn.Module,), {"__module__": "__main__"}), raising=False)
+    with mha_c.d2l.patch(d2l):
+        shown = capsys.readouterr().out
+    line = "MultiHeadAttention, DotProductAttention of this notebook: mha_c.torch.convert(model) makes them fast, too"
+    assert line in shown.splitlines()

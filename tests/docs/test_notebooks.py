@@ -104,6 +104,20 @@ SHOWN = {
             r"One line is not as the book has it(?s:.)*\['swapped_keys_values'\]",
         ],
     ),
+    "your_own_attention": (
+        "torch",
+        0,
+        0,
+        [
+            r"Your MyAttention computes what the book's multi_head does",
+            r"Broken\) differs: scores are divided by sqrt\(num_hiddens\)",
+            r"the same: True\nthe same weights: True\nstill mine: True True",
+            r"with a hook: its own lines: a part was replaced, or has hooks",
+            r"without it: the compiled core, in the place of its own lines",
+            r"forward .*: [\d.]+ times as fast",
+            r"step 0: loss [\d.]+\nstep 19: loss 0\.\d+",
+        ],
+    ),
     "self_attention": ("matplotlib", 2, 1, [r"(?s)(the same: True.*){6}only shuffled: True.*only shuffled: False"]),
 }
 
