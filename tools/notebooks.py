@@ -25,7 +25,7 @@ Path("{name}").write_bytes(zlib.decompress(base64.b85decode("{packed}")));"""
 def names():
     """Those that are there, in the order in which their questions come up in the book."""
     first = ["scoring", "write_it_yourself", "similarity", "multihead", "self_attention", "bahdanau", "predicting"]
-    first += ["decoding", "long_sequences", "inside_any_model"]
+    first += ["decoding", "generation", "long_sequences", "inside_any_model"]
     there = {path.stem for path in FOLDER.glob("*.md")}
     return [name for name in first if name in there] + sorted(there - set(first))
 
