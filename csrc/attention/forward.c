@@ -36,12 +36,32 @@ write_weights(const mha_walk *walk, const char *inverse)
     }
 }
 
+/* Leaves the scores of the keys that the rows see in the place of their weights: see mha_weights_task. */
+static void
+keep_scores(const mha_walk *walk)
+{
+    const mha_kernels *k = walk->problem->kernels;
+
+    for (size_t i = 0; i < walk->tile.rows; i++) {
+        const mha_interval seen = mha_row_keys_here(walk, i);
+
+        if (seen.first < seen.last) {
+            memcpy(mha_weights_at(walk->problem, &walk->tile, i) + seen.first * k->itemsize,
+                   mha_score_at(walk, walk->room->scores, i, seen.first), (seen.last - seen.first) * k->itemsize);
+        }
+    }
+}
+
 /* Scores of the tile against the block, and their softmax relative to the block's own max. */
 static void
 softmax_block(const mha_walk *walk, char *max, char *sum)
 {
     const mha_kernels *k = walk->problem->kernels;
     const mha_score_columns columns = mha_score_tile(walk);
+
+    if (walk->plan->weights_later) {
+        keep_scores(walk);
+    }
     const mha_softmax softmax = {
         .rows = walk->tile.rows,
         .visible = columns.visible,

@@ -38,7 +38,7 @@ typedef struct {
     size_t tile_rows;      /* query rows per tile */
     size_t score_stride;   /* from one row of a tile's scores to the next */
     int copies_rows;       /* rows of a key block are copied side by side: values; in the backward pass keys */
-    int weights_later;     /* rows may have several blocks: weights are written by a second pass */
+    int weights_later;     /* rows may have several blocks: a second pass makes weights of the scores */
     size_t task_queries;   /* queries per task */
     size_t task_heads;     /* heads per task (by columns: runs), whose row statistics are in the room together */
     size_t tasks_per_head; /* tasks per key head */

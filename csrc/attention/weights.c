@@ -2,8 +2,8 @@
  * weights.c: the attention weights themselves, from scores computed again and the row
  * statistics of the call: exp(score - max) / sum, bit for bit what the forward pass used.
  *
- * Who asks: a layer's `attention_weights` when it is read, and a forward call that returns weights
- * of rows longer than one key block.
+ * Who asks: a layer's `attention_weights` when it is read, and a forward call that returns weights of rows longer than
+ * one key block; it has left the scores in their place, so that no key is read twice.
  */
 #include "forward.h"
 
@@ -21,13 +21,18 @@ weigh_block(const mha_walk *walk)
     const char *max = mha_statistics_at(walk, &walk->tile, walk->room->max);
     const char *inverse = mha_statistics_at(walk, &walk->tile, walk->room->inverse);
 
-    (void)mha_score_tile(walk);
+    const int again = walk->problem->pass == MHA_PASS_WEIGHTS;
+
+    if (again) {
+        (void)mha_score_tile(walk);
+    }
     for (size_t i = 0; i < walk->tile.rows; i++) {
         const mha_interval seen = mha_row_keys_here(walk, i);
         if (seen.first < seen.last) {
-            k->weights_row(seen.last - seen.first, mha_score_at(walk, walk->room->scores, i, seen.first),
-                           max + i * k->itemsize, inverse + i * k->itemsize,
-                           mha_weights_at(walk->problem, &walk->tile, i) + seen.first * k->itemsize);
+            char *weights = mha_weights_at(walk->problem, &walk->tile, i) + seen.first * k->itemsize;
+            k->weights_row(seen.last - seen.first,
+                           again ? mha_score_at(walk, walk->room->scores, i, seen.first) : weights,
+                           max + i * k->itemsize, inverse + i * k->itemsize, weights);
         }
     }
 }
@@ -63,7 +68,7 @@ mha_weights_task(void *job, size_t task, unsigned worker)
         mha_load_statistics(&walk, &rows);
     }
     mha_walk_start(&walk, walk.problem->group, walk.task.keys);
-    while (mha_next_prepared(&walk)) {
+    while (walk.problem->pass == MHA_PASS_WEIGHTS ? mha_next_prepared(&walk) : mha_walk_next(&walk)) {
         weigh_block(&walk);
     }
     for (size_t g = 0; g < walk.problem->group; g++) {

@@ -40,10 +40,6 @@ class Span(NamedTuple):
         rolls = most is None or most > sinks + window
         return cls(sinks + window if most is None or rolls else most, window, sinks, rolls)
 
-    def in_order(self, n_new: int) -> bool:
-        """Whether n new steps see every row up to their own, and replace none that one of them sees."""
-        return not self.rolls or n_new <= 1
-
     def place(self, steps: Any) -> Any:
         """The rows of these steps, a number or an array."""
         if not self.rolls:

@@ -138,17 +138,19 @@ class Decodes(Planned):
             weights = weights_of(*self._projecting(plan.states))
             after = cache._check(weights, counts)
             projections, w_v, num_heads, _ = plan.in_core
-            n_k, n_v = (W[2][0] if W else x.shape[2] for x, W in zip((keys, values), projections[1:]))
-            k_room, v_room = cache._room((n_k, n_v), queries.dtype.type)
+            widths: Any = 0, 0  # not needed once the cache has rows
+            if cache._weights is None:
+                widths = [W[2][0] if W else x.shape[2] for x, W in zip((keys, values), projections[1:])]
+            k_room, v_room = cache._room(widths, queries.dtype.type)
             turn = self._turn(cache._steps, n_steps, queries.dtype.type)
-            if cache._span.in_order(n_steps):
-                lens, n_rows = cache._visible_keys(after, n_steps), cache._rows(after)
+            if not cache._span.rolls or n_steps <= 1:
+                lens = cache._visible_keys(after, n_steps)
                 # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
                 out, saved = layer_step(
                     queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, k_room, v_room,
-                    cache._place(), cache._span.taken(cache._steps, counts), n_rows, turn,
+                    *cache._places(after, counts), turn,
                 )  # fmt: skip
-                saved = cache._placed(saved, after)
+                saved = cache._placed(saved, after) if cache._span.rolls else saved
             else:
                 out, saved = rolling.attend(cache, arrays, projections, w_v, num_heads, turn, counts)
             cache._keep(weights, after)

@@ -56,6 +56,10 @@ class RotatesHeads(AttendsHeads):
         """q (B, Q, H, D) and k, v (B, K, Hkv, D), by the children."""
         raise NotImplementedError
 
+    def _kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_heads
+
     def _for_core(self, parameters: Parameters) -> Parameters:
         """The parameters with queries, keys and values in their places."""
         return parameters
@@ -90,7 +94,9 @@ class RotatesHeads(AttendsHeads):
 
     def _step(self, cache: Any, inputs: Any, valid_lens: Any) -> Tensor:
         """A call with a cache: by the core if it can read all parts, else by the children."""
-        steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(turn=self._turn if self.rope else None)
+        steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(
+            num_heads=(self.num_heads, self._kv_heads()), turn=self._turn if self.rope else None
+        )
         plain = all(type(x) in PLAIN and quickly_on_cpu(x) for x in inputs)
         if plain and not (is_compiling() or watched() or exporting()) and has_first_names(self):
             parameters = plain_parameters(self)
@@ -219,6 +225,9 @@ class GQAAttention(RotatesHeads):
         joined = self._joined(q, k, v, valid_lens, corner, projected)
         found: Tensor = self.W_o(joined)
         return found
+
+    def _kv_heads(self) -> int:
+        return self.num_kv_heads
 
     def _heads(self, inputs: Any) -> Any:
         projected = (child(x) for child, x in zip((self.W_q, self.W_k, self.W_v), inputs))

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ..._core import layer_step
 from ..._decoder import caches, rolling
-from ..._layer.kept_weights import Placed
 from .._call.attention import any_needs_grad
 from .._call.records import Parameters
 from .._private import on_cpu
@@ -119,14 +118,8 @@ class KeyValueCache(caches.KeyValueCache):
     def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
         """New steps go to their places, on any device."""
         for room, rows in zip(self._rooms(keys, values), (keys, values)):
-            first = self._place()
-            if (
-                isinstance(first, int)
-                and isinstance(counts, int)
-                and self._span.in_order(rows.shape[1])
-                and self._span.window != 0
-            ):
-                room[:, first : first + counts] = rows
+            if isinstance(self._steps, int) and isinstance(counts, int) and not self._span.rolls:
+                room[:, self._steps : self._steps + counts] = rows
             else:  # the CPU knows the places, so nothing waits for the device
                 places = np.stack(rolling.places(self, counts, rows.shape[1]))
                 items, new, at = torch.from_numpy(places).to(room.device, non_blocking=True)
@@ -192,13 +185,11 @@ class Steps(NamedTuple):
         n_steps = queries.shape[1]
         valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
         counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, cache.batch, n_steps)
-        shared = getattr(module, "num_kv_heads", module.num_heads)
-        heads = module.num_heads if shared == module.num_heads else (module.num_heads, shared)
-        return cls(cache, heads, n_steps, counts, module)
+        return cls(cache, module.num_heads, n_steps, counts, module)
 
     def in_order(self) -> bool:
         """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
-        return self.cache._span.in_order(self.n_steps)
+        return not self.cache._span.rolls or self.n_steps <= 1
 
     def one_by_one(self, step: Any, inputs: Any) -> Tensor:
         """The outputs of step(Steps, inputs) for one new step after another."""
@@ -212,7 +203,7 @@ class Steps(NamedTuple):
     def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
         cache, (queries, keys, values) = self.cache, inputs
-        if not self.in_order():
+        if cache._span.rolls and self.n_steps > 1:
             return self._by_parts(inputs, parameters, weights)
         held = Held.by(self.module)
         after = cache._check(held, self.counts)
@@ -223,12 +214,11 @@ class Steps(NamedTuple):
         room = cache._room(widths, np.dtype(np.float64 if queries.dtype is torch.float64 else np.float32))
         lens = cache._visible_keys(after, self.n_steps)
         turn = None if self.turn is None else self.turn(cache._steps, self.n_steps, queries.dtype)
-        taken = cache._span.taken(cache._steps, self.counts)
         # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
-        options: Any = self.num_heads, "zero", 0.0, 0, *room, cache._place(), taken, cache._rows(after), turn
+        options: Any = self.num_heads, "zero", 0.0, 0, *room, *cache._places(after, self.counts), turn
         out, kept = layer_step(queries, keys, values, lens, weights, parameters.w_v, *options)
         cache._keep(held, after)
-        return out, self._shown(cache._placed(kept, after))
+        return out, OfSteps(cache._placed(kept, after)) if cache._span.rolls else kept
 
     def _by_parts(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
         """The same for several steps in a cache with a window."""
@@ -242,17 +232,14 @@ class Steps(NamedTuple):
         arrays = [array(x) for x in inputs]
         out, kept = rolling.attend(cache, arrays, weights, w_v, self.num_heads, turn, self.counts)
         cache._keep(held, after)
-        return torch.from_numpy(out), self._shown(kept)
-
-    def _shown(self, kept: Any) -> Any:
-        return OfSteps(kept) if isinstance(kept, Placed) else kept
+        return torch.from_numpy(out), OfSteps(kept)
 
     def appended(self, keys: Tensor, values: Tensor) -> Seen:
         """Append projected rows; returns the keys and values of all steps so far, and how many each query sees."""
         cache, counts, held = self.cache, self.counts, Held.by(self.module)
         span, after = cache._span, cache._check(held, counts)
         there: Any = None
-        if not span.in_order(self.n_steps):
+        if not self.in_order():
             n_rows = cache._rows(cache._steps)
             there = [room[:, :n_rows].to(keys.dtype) for room in cache._rooms(keys, values)]
             at = np.reshape(cache._steps, (-1, 1)) + np.arange(self.n_steps)
