@@ -48,8 +48,8 @@ take_inputs(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
         w_v->stride[0] = w_v->stride[1];
         layer->w_v_is_weight = 1;
     }
-    mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1], keys->shape[1],
-                        &layer->lengths);
+    mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1],
+                        layer->counts_lengths ? 0 : keys->shape[1], &layer->lengths);
 }
 
 static const char *const projection_names[] = {"W_q", "W_k", "W_v", "W_o"};

@@ -27,6 +27,7 @@ typedef struct {
     int w_v_is_weight; /* w_v was given as the weight of an nn.Linear with one output, (1, h) */
     mha_py_projection W[MHA_PY_N_PROJECTIONS];
     mha_py_lengths lengths;
+    int counts_lengths; /* they are no user's, so no mask by mistake */
     npy_intp heads, kv_heads, qk_features, key_features, value_features, context_features, out_features;
     mha_layer_args args; /* all but the outputs */
     double work;         /* multiply-adds of a forward call, roughly */

@@ -128,7 +128,7 @@ append(mha_py_call *call, mha_append *job, const mha_py_array *cached)
 PyObject *
 py_layer_step(mha_py_call *call, PyObject *const *values)
 {
-    mha_py_layer layer = {0};
+    mha_py_layer layer = {.counts_lengths = 1};
     counts before = {0}, added = {0};
     const int64_t longest = mha_py_whole(call, values[LONGEST], "longest", 0);
 
