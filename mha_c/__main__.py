@@ -107,6 +107,7 @@ def _of_check(sub: argparse.ArgumentParser) -> None:
     sub.epilog = (
         "Exit status: 0 right, 1 wrong, 2 could not be judged: the file does not import, or no name tells what it is."
         "\nWhat the file itself prints goes to stderr, so that stdout is the answer alone."
+        "\nMHA_C_LANGUAGE=zh in the environment: the answer in Chinese."
     )
     sub.add_argument("file", metavar="FILE[:NAME]", help="a file of Python, and what to judge in it; default: all that "
                      "it defines whose name tells what it is, but for parts of another")  # fmt: skip
