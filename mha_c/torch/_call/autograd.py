@@ -37,13 +37,15 @@ def save(ctx: Any, tensors: Any) -> None:
     """Save tensors for the backward pass.  `saved_tensors` then holds no None, at which programs that draw graphs
     fail: its places are noted beside it."""
     ctx.save_for_backward(*[x for x in tensors if x is not None])
-    ctx.there = [x is not None for x in tensors]
+    ctx.absent = [i for i, x in enumerate(tensors) if x is None]
 
 
 def saved(ctx: Any) -> tuple[Any, ...]:
     """The tensors, None where there was none.  Raises if one was changed in place, or the graph was freed."""
-    found = iter(ctx.saved_tensors)
-    return tuple([next(found) if there else None for there in ctx.there])
+    found = list(ctx.saved_tensors)
+    for place in ctx.absent:
+        found.insert(place, None)
+    return tuple(found)
 
 
 # --- A whole layer ----------------------------------------------------------------------------------------
