@@ -1,10 +1,11 @@
 // One chapter of the lecture: title and sentences, one picture, at most three controls, the chosen number's formula,
 // and a folded table.  A chapter is
 //   {id, title, says (saysOf(data) where it depends), fields, across, along, controls(page), numbers(state, core, data), picture(numbers, box),
-//    formula(numbers), table(numbers), said(numbers), python(numbers)}
+//    formula(numbers, small), note(numbers, data, small), table(numbers), said(numbers), python(numbers)}
 // `numbers` is pure: what the state asks for, computed by the core.  All else draws it or says it.  A node of the picture
 // with pick(event) answers the pointer with a change of the state; arrow keys move `across` and `along` through the stops.
 
+const SMALL = 620; // a picture of so few pixels is a phone's: what it leaves out, formula and note leave out, too
 const PICTURE = { least: 250, most: 440, phone: 500 }; // pixels of height
 
 function Chapter(page, chapter) {
@@ -45,11 +46,12 @@ function Chapter(page, chapter) {
       trouble.hidden = false;
     }
     controls.forEach((each) => each.show(store.state));
-    lines.replaceChildren(...(numbers ? chapter.formula(numbers) : []).map(([title, what]) =>
+    const small = stage.clientWidth - 12 < SMALL;
+    lines.replaceChildren(...(numbers ? chapter.formula(numbers, small) : []).map(([title, what]) =>
       el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ",
         el("span", { class: "mhac-arith" }, ...formula(what)))));
     setText(note, [hint, chapter.signed && T("Red is above zero, blue below."),
-      numbers && chapter.note && chapter.note(numbers, page.data)].filter(Boolean).join(" "));
+      numbers && chapter.note && chapter.note(numbers, page.data, small)].filter(Boolean).join(" "));
     share.draw();
     fold();
     draw();
@@ -63,7 +65,7 @@ function Chapter(page, chapter) {
   // the picture has the height it needs.
   function boxNow() {
     const width = stage.clientWidth - 12;
-    const small = width < 620;
+    const small = width < SMALL;
     const [picture, behind] = [stage, lines].map((each) => each.getBoundingClientRect());
     const rest = picture.top + window.scrollY + behind.bottom - picture.bottom + 8;
     const most = store.state.p ? 2000 : PICTURE.most;

@@ -5,12 +5,16 @@ made from their text and executed.  Checks: docstrings are as numpydoc asks, eve
 link inside leads somewhere, and nothing comes from the network.
 """
 
+import ast
 import importlib
+import inspect
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -66,7 +70,7 @@ REFERENCE = {  # page: title, and for each module its names; None: its __all__
     }),
     "system": ("System", {"mha_c": "show_config get_num_threads set_num_threads ShapeError", "mha_c.threadpool": None}),
 }  # fmt: skip
-NOT_OURS = "Module, MultiheadAttention, object, tuple, str, Signature, Generic, Protocol, threading.local"
+MARKS = re.compile(r"[`*_|\\\\]")
 # What readers search for, and the page that answers: the first hit.
 SEARCHED = {
     "how fast": "benchmarks/README", "exact": "docs/accuracy", "how exact": "docs/accuracy",
@@ -94,17 +98,76 @@ def names_of(module, names):
     return [name for name in importlib.import_module(module).__all__ if name not in MODULES]
 
 
-def python_reference():
-    for page, (title, modules) in REFERENCE.items():
-        lines = [f"# {title}", ""]
+def classes_and_functions():
+    """{page: [(module, [names of classes], [names of others])]} of REFERENCE."""
+    found = {}
+    for page, (_, modules) in REFERENCE.items():
         for module, names in modules.items():
+            names = names_of(module, names)
+            classes = [name for name in names if name[0].isupper() and name != "ShapeError"]
+            found.setdefault(page, []).append((module, classes, [name for name in names if name not in classes]))
+    return found
+
+
+def inherited(kind, documented):
+    """{member: the class of this package that has it} of what a class has from bases that have no page."""
+    found = {}
+    for base in reversed([base for base in kind.__mro__[1:] if base.__module__.startswith("mha_c")]):
+        if base not in documented:
+            found.update({name: base for name, member in vars(base).items() if shown(name, member, kind)})
+    return {name: base for name, base in found.items() if name not in vars(kind)}
+
+
+def shown(name, member, kind):
+    called = inspect.isfunction(getattr(member, "fget", getattr(member, "__func__", member)))
+    return called and not name.startswith("_") and getattr(kind, "__dict__", {}).get(name) is not member
+
+
+def python_reference():
+    """A page for each module's functions, and one for each class.  What classes have from a base without a page is told
+    once, of the first of them, on the page "What every layer has"; the others lead there."""
+    told = {}  # (base, member) -> the class on whose behalf it is told
+    of_all = []
+    pages = classes_and_functions()
+    kinds = {f"{module}.{name}": pkgutil.resolve_name(f"{module}.{name}")
+             for parts in pages.values() for module, classes, _ in parts for name in classes}  # fmt: skip
+    documented = set(kinds.values())
+    for page, (title, _) in REFERENCE.items():
+        lines, tree = [f"# {title}", ""], []
+        for module, classes, others in pages[page]:
             lines += [f"## `{module}`", ""]
-            for name in names_of(module, names):
-                kind = "autoclass" if name[0].isupper() else "autofunction"
-                kind = "autoexception" if name == "ShapeError" else kind
-                options = ["   :members:", f"   :inherited-members: {NOT_OURS}"] if kind == "autoclass" else []
-                lines += ["```{eval-rst}", f".. {kind}:: {module}.{name}", *options, "```", ""]
+            for name in classes:
+                path = f"{module}.{name}"
+                tree.append(path)
+                first = (inspect.getdoc(kinds[path]) or "").split("\n\n")[0].replace("\n", " ")
+                lines += [f"- [{name}]({path}.md): {MARKS.sub('', first)}"]
+                members = inherited(kinds[path], documented)
+                new = {each: base for each, base in members.items() if (base, each) not in told}
+                told.update({(base, each): path for each, base in new.items()})
+                of_all += [f"{path}.{each}" for each in new]
+                write_class(path, kinds[path], members, told)
+            lines += [""]
+            for name in others:
+                kind = "autoexception" if name == "ShapeError" else "autofunction"
+                lines += ["```{eval-rst}", f".. {kind}:: {module}.{name}", "```", ""]
+        if page == "layers":
+            tree.append("every-layer")
+        lines += ["```{toctree}", ":hidden:", "", *tree, "```", ""] if tree else []
         (SOURCE / "api" / f"{page}.md").write_text("\n".join(lines), encoding="utf-8")
+    lines = ["# What every layer has", "", "Methods and attributes that several classes share, each told once.", ""]
+    for path in of_all:
+        member = inspect.getattr_static(*[pkgutil.resolve_name(path.rpartition(".")[0]), path.rpartition(".")[2]])
+        kind = "autoattribute" if isinstance(member, property) else "automethod"
+        lines += ["```{eval-rst}", f".. {kind}:: {path}", "```", ""]
+    (SOURCE / "api" / "every-layer.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def write_class(path, kind, members, told):
+    name = path.rpartition(".")[2]
+    links = [f"{{py:obj}}`{each} <{told[base, each]}.{each}>`" for each, base in sorted(members.items())]
+    lines = [f"# {name}", "", "```{eval-rst}", f".. autoclass:: {path}", "   :members:", "```", ""]
+    lines += [f"It also has {', '.join(links)}: [what every layer has](every-layer.md).", ""] if links else []
+    (SOURCE / "api" / f"{path}.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def c_reference():
@@ -225,9 +288,44 @@ def problems():
                 yield f"{path.relative_to(SITE)}: {link} has no such place"
 
 
+# Calls that leave a picture behind a cell.
+DRAWING = set("show_heatmaps show_bars chart subplots figure plot semilogx imshow show".split())
+CELL = re.compile(r'<div class="cell docutils container')
+
+
+def draws(source):
+    """Whether a cell's own lines, not those of a function that it defines, call what draws."""
+    lines = "\n".join("pass" if line.lstrip().startswith(("%", "!")) else line for line in source.splitlines())
+    todo = list(ast.parse(lines).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        called = node.func if isinstance(node, ast.Call) else None
+        if getattr(called, "attr", getattr(called, "id", "")) in DRAWING:
+            return True
+        todo += ast.iter_child_nodes(node)
+    return False
+
+
+def without_pictures(page):
+    """The cells of an executed notebook's page that draw and have no image behind them."""
+    for cell in CELL.split(page)[1:]:
+        typed, _, output = cell.partition("cell_output")
+        source = unescape(re.sub(r"<[^>]*>", "", typed.partition("<pre>")[2].partition("</pre>")[0]))
+        if draws(source) and "<img" not in output:
+            yield source.splitlines()[0]
+
+
+def undrawn():
+    for path in (SITE / "examples" / "notebooks").glob("*.html"):
+        for line in without_pictures(path.read_text(encoding="utf-8")):
+            yield f"{path.relative_to(SITE)}: no picture behind the cell that begins with: {line}"
+
+
 def undocumented():
     """Public names without a place in the reference, and docstrings that lack something."""
-    places = set().union(*(Links(SITE / "api" / f"{page}.html").places for page in REFERENCE))
+    places = set().union(*(Links(path).places for path in (SITE / "api").glob("*.html")))
     yield from (f"{name} has no place in the reference" for name in docstrings.public() if name not in places)
     yield from docstrings.all_complaints()
 
@@ -243,20 +341,24 @@ def search_finds(word, first=""):
     shown = subprocess.run([browser, *alone, "--dump-dom", page], capture_output=True, text=True, timeout=120).stdout
     hits = re.findall(r'<li class=.kind-.*?href="([^"#]*)', shown, re.DOTALL)
     print(f"search for {word}: {len(hits)} pages, first {hits[:1]}")
-    return hits[0] == f"{first}.html" if first and hits else "api/layers.html" in hits
+    return hits[0] == f"{first}.html" if first and hits else "api/mha_c.MultiHeadAttention.html" in hits
 
 
 def build(options):
     lay_out()
     command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-q", "-c", str(ROOT / "docs")]
-    subprocess.run([*command, "-d", str(SITE.parent / "doctrees"), *options, str(SOURCE), str(SITE)], check=True)
+    # The notebooks' own way to draw, whatever the caller's programs draw with.
+    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
+    command += ["-d", str(SITE.parent / "doctrees"), *options, str(SOURCE), str(SITE)]
+    subprocess.run(command, check=True, env=environment)
     if PLAYGROUND.exists():
         shutil.copy(PLAYGROUND, SITE)
 
 
 def main(options):
     build(options)
-    found = sorted({*problems(), *undocumented()})
+    executed = "nb_execution_mode=off" not in options
+    found = sorted({*problems(), *undocumented(), *(undrawn() if executed else ())})
     found += [] if search_finds("valid_lens") else ["the search does not find valid_lens"]
     found += [f"the search for {word} does not find {page} first" for word, page in SEARCHED.items()
               if not search_finds(word, page)]  # fmt: skip

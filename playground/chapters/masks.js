@@ -56,8 +56,9 @@ const MASKS = {
     return stack(el("div", { class: "mhac-thumbs", style: "grid-template-columns:repeat(3,auto)" + (small ? "" : ";gap:10px") }, ...grids), bars.node);
   },
 
-  formula(n) {
-    const { s, words, i, sees } = n;
+  formula(n, small) {
+    const { s, i, sees } = n;
+    const words = n.words.map((word, j) => (small ? j + " " + word : word)); // the picture of a phone has their numbers
     const seen = range(0, words.length - 1).filter((j) => sees[i][j]);
     const hidden = words.length - seen.length;
     if (!seen.length) {

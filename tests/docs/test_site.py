@@ -1,9 +1,11 @@
 """The site, built once and read as HTML; its notebooks are run by `make docs`, and by test_notebooks.py."""
 
 import ast
+import importlib.util
 import inspect
 import pkgutil
 import re
+import sys
 import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
@@ -112,6 +114,36 @@ def test_each_notebook_can_be_taken_along(site):
         assert (page.parent / link).resolve().is_file()
 
 
+def site_tool():
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        spec = importlib.util.spec_from_file_location("site_tool", ROOT / "tools" / "site.py")
+        tool = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(tool)
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    return tool
+
+
+def test_a_cell_that_draws_and_has_no_picture_is_found():
+    """As under MPLBACKEND=Agg, which draws to nowhere; `make docs` takes it from the notebooks' environment."""
+    for name in ("jupytext", "nbformat", "numpydoc"):
+        needs.module(name)
+    tool = site_tool()
+    begins = '<div class="cell docutils container"><div class="cell_input"><pre>{}</pre></div>{}</div>'
+    drawn = begins.format("plt.<span>plot</span>(x)", '<div class="cell_output"><img src="a.png"/></div>')
+    bare = begins.format(
+        "figure, ax = plt.subplots(1, 2)\nax.plot(x &lt; 3)", '<div class="cell_output"><pre>[]</pre></div>'
+    )
+    none = begins.format("def later():\n    plt.plot(x)", "")
+    assert list(tool.without_pictures(drawn + bare + none)) == ["figure, ax = plt.subplots(1, 2)"]
+    notebooks = [path.read_text(encoding="utf-8") for path in (ROOT / "examples" / "notebooks").glob("*.md")]
+    cells = [
+        cell for text in notebooks for cell in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    ]
+    assert sum(map(tool.draws, cells)) >= 24
+
+
 CUT = """
 return [...document.querySelectorAll("pre")].filter(box => box.scrollWidth > box.clientWidth + 1)
     .map(box => box.textContent.slice(0, 80));
@@ -124,9 +156,11 @@ if (box && box.left < innerWidth && box.right > innerWidth + 1) wide.push("On th
 return wide.concat([...document.querySelectorAll("article table, article img")]
     .filter(box => box.getBoundingClientRect().right > innerWidth + 1).map(box => box.textContent.slice(0, 80)));
 """
-LOOKED_AT = ["index", "api/layers", "api/torch", "examples/notebooks/scoring", "docs/from-d2l", "docs/heat-maps",
-             "docs/masks", "docs/start", "benchmarks/README", "examples/notebooks/long_sequences",
-             "CONTRIBUTING"]  # fmt: skip
+FOR_USERS = """start colab from-d2l from-torch from-bertviz masks heat-maps heads check your-own-attention seeing
+lecture browser notebooks command""".split()
+LOOKED_AT = """index api/mha_c.MultiHeadAttention api/every-layer api/layers api/torch examples/notebooks/scoring
+docs/from-d2l docs/heat-maps docs/masks docs/start benchmarks/README examples/notebooks/long_sequences
+CONTRIBUTING""".split()
 
 
 def test_formulas_need_no_script_and_no_network(site):
@@ -137,12 +171,14 @@ def test_formulas_need_no_script_and_no_network(site):
 
 
 def test_both_forms_of_a_constructor_and_every_attribute_have_a_place(site):
-    page = (site / "api" / "layers.html").read_text(encoding="utf-8")
+    page = (site / "api" / "mha_c.MultiHeadAttention.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]*>", "", page)
     for form in mha_c.MultiHeadAttention.FORMS:
         assert f"mha_c.MultiHeadAttention({form}, *, dtype=float32" in " ".join(text.split()), form
-    for name in ("attention_weights", "num_heads", "num_hiddens"):
-        assert f'id="mha_c.MultiHeadAttention.{name}"' in page
+    shared = (site / "api" / "every-layer.html").read_text(encoding="utf-8")
+    for name, there in (("num_heads", page), ("num_hiddens", page), ("attention_weights", shared), ("view", shared)):
+        assert there.count(f'id="mha_c.MultiHeadAttention.{name}"') == 1
+        assert f'href="every-layer.html#mha_c.MultiHeadAttention.{name}"' in page or there is page
     begins = page.index('id="mha_c.MultiHeadAttention"')
     assert page.index("&gt;&gt;&gt;", begins) < page.index("Parameters", begins)
 
@@ -180,8 +216,37 @@ def test_every_public_attribute_of_the_reference_is_an_entry(site):
     wanted = {f"{name}.{each}" for name in classes for each in attributes(pkgutil.resolve_name(name))}
     books = {"W_q", "W_k", "W_v", "W_o", "num_heads", "attention", "attention_weights", "empty_rows"}
     assert {f"{module}.MultiHeadAttention.{each}" for module in ("mha_c", "mha_c.torch") for each in books} <= wanted
-    assert [name for name in sorted(wanted) if pages.count(f' id="{name}"') != 1] == []
+    places = set(re.findall(r' id="(mha_c[\w.]+)"', pages))
+    assert [name for name in sorted(wanted) if pages.count(f' id="{name}"') > 1] == []
+    assert [name for name in sorted(wanted - places) if not told_of_a_base(name, places)] == []
     assert "Alias for field number" not in pages
+
+
+def told_of_a_base(name, places):
+    """Whether an attribute that a class has from a base is told of another class with this base, and linked."""
+    kind, _, attribute = name.rpartition(".")
+    bases = [base for base in pkgutil.resolve_name(kind).__mro__ if attribute in vars(base)]
+    others = [place.rpartition(".")[0] for place in places if place.rpartition(".")[2] == attribute]
+    return any(base in pkgutil.resolve_name(other).__mro__ for base in bases[-1:] for other in others)
+
+
+SCREENS = {"docs/lecture": 4}
+
+
+def test_a_page_for_users_is_short(site, browser):
+    """Three screens of 1280 x 900, and half of one for the links at its end; a class of the reference, a dozen."""
+    browser.devtools("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+    pages = [f"docs/{name}" for name in FOR_USERS] + [
+        f"api/{path.stem}" for path in (site / "api").glob("mha_c.*.html")
+    ]
+    assert len(pages) > 50
+    long = {}
+    for page in pages:
+        browser.open((site / f"{page}.html").as_uri())
+        screens = browser.run("return document.querySelector('article').scrollHeight") / 900
+        if screens > (12 if page.startswith("api") else SCREENS.get(page, 3) + 0.5):
+            long[page] = screens
+    assert long == {}
 
 
 @pytest.mark.parametrize("width", [1280, 1366, 1440, 1536, 1600, 1920, 390])

@@ -160,9 +160,25 @@ def test_root(numbers, d, factor):
         close([found["here"][name]["entropy"], found["here"][name]["jacobian"]], expected, atol=2e-4)  # scores up to 90
 
 
-def test_cost_measures_both_ways(play):
+def test_rows_of_the_padding_are_grey(play):
+    shown = play("ch=masks&len=6&causal=no", width=1280)
+    grids = shown.run("return [...R.querySelectorAll('.mhac-grid canvas')].map((each) => [each.width, each.height])")
+    assert len(grids) == 3
+    used, unused = (
+        shown.run(
+            "const c = R.querySelectorAll('.mhac-grid canvas')[2], x = c.getContext('2d');"
+            "const h = c.height, top = Math.round(h * arguments[0]);"
+            "const data = x.getImageData(Math.round(c.width / 2), top, Math.round(c.width / 3), 4).data;"
+            "return [...new Set(new Uint32Array(data.buffer))].length",
+            part,
+        )
+        for part in (0.45, 0.97)
+    )
+    assert used > unused
+
+
+def test_cost_measures_both_ways_when_it_opens(play):
     shown = play("ch=cost&largest=256&depth=32")
-    press(shown, "Measure")
     shown.browser.until(lambda: "n = 256" in " ".join(shown.texts(".mhac-arith")))
     shown.browser.until(lambda: "Measure" in shown.texts(".mhac-button"))
     shown.press("6")
@@ -178,7 +194,7 @@ def test_cost_measures_both_ways(play):
 
 def test_a_measurement_can_be_given_up_and_begun_again(play):
     shown = play("ch=cost&largest=4096&depth=128")
-    for word in ("Measure", "Give up", "Measure", "Give up"):
+    for word in ("Give up", "Measure", "Give up", "Measure", "Give up"):
         press(shown, word)
         shown.settle()
     assert "Measure" in shown.texts(".mhac-button")
