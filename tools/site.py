@@ -29,8 +29,8 @@ PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the sit
 BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE = BUILT / "source", BUILT / "html"
 GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
-    "For users": "start colab from-d2l from-torch from-bertviz masks heat-maps heads check your-own-attention seeing "
-    "command scale-out",
+    "For users": "start colab from-d2l from-torch from-bertviz masks what-each-layer-can-do heat-maps heads check "
+    "your-own-attention seeing command scale-out",
     "For teachers": "lecture browser notebooks",
 }
 FOR_CONTRIBUTORS = """docs/how-it-works docs/attention-in-c csrc/kernels/README docs/compatibility docs/promises
