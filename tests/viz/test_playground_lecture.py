@@ -161,20 +161,16 @@ def test_root(numbers, d, factor):
 
 
 def test_rows_of_the_padding_are_grey(play):
-    shown = play("ch=masks&len=6&causal=no", width=1280)
-    grids = shown.run("return [...R.querySelectorAll('.mhac-grid canvas')].map((each) => [each.width, each.height])")
-    assert len(grids) == 3
-    used, unused = (
-        shown.run(
-            "const c = R.querySelectorAll('.mhac-grid canvas')[2], x = c.getContext('2d');"
-            "const h = c.height, top = Math.round(h * arguments[0]);"
-            "const data = x.getImageData(Math.round(c.width / 2), top, Math.round(c.width / 3), 4).data;"
-            "return [...new Set(new Uint32Array(data.buffer))].length",
-            part,
-        )
-        for part in (0.45, 0.97)
+    """One line through a row of the scores has many colours, one through a row of the padding those of its cells and of
+    the gaps between them."""
+    shown = play("ch=masks&len=6&causal=no")
+    scores = ".mhac-grid[data-name=S] canvas"
+    width, height = shown.run("const c = R.querySelector(arguments[0]); return [c.width, c.height]", scores)
+    words, padding = (
+        len(shown.colours(scores, round(0.4 * width), round(height * part), round(0.5 * width), 1))
+        for part in (0.6, 0.96)
     )
-    assert used > unused
+    assert padding <= 4 < words
 
 
 def test_cost_measures_both_ways_when_it_opens(play):
