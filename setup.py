@@ -43,7 +43,7 @@ WINDOWS = [("MS_WINDOWS", ""), ("MS_WIN32", ""), ("MS_WIN64", "")] if sys.platfo
 # Built for a browser, Python runs on another system than it builds for.
 SYSTEM = "emscripten" if sysconfig.get_platform().endswith("wasm32") else sys.platform
 REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
-THIS_PAGE = "ADDRESS-OF-THIS-PAGE"  # in the README's git clone
+THIS_PAGE = "ADDRESS-OF-THIS-PAGE"  # in the README's line that installs
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
 
