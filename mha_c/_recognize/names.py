@@ -27,7 +27,7 @@ _NOBODYS = re.compile("mask|drop|train|bias|scale|return|need|average|causal|cac
 # Words of a weight's name that say nothing: W_q, fc_q, linear_q, q_lin, to_q, w_qs, query_projection are one.
 _FILL = (
     "w wt weight weights fc lin linear proj projection project to layer dense net map attn attention self mat matrix "
-    "transform in u"
+    "transform in u mapping mappings maps projector"
 ).split()
 _ROOTS = {
     "q": "q qs wq wqs uq query queries", "k": "k ks wk wks uk key keys", "v": "v vs wv wvs uv value values val",

@@ -333,3 +333,40 @@ class NotKept(Projected):
     def forward(self, x, y, z):
         q, k, v = self.project(x, y, z)
         return self.output(self.scores(q, k).softmax(-1) @ v)
+
+
+@case([rows(1, 2, 4), rows(2, 5, 6)])
+class HiddenOfAnRnn(nn.Module):
+    """hidden (1, B, H) as an RNN gives it; context (B, E), weights (B, T, 1)."""
+
+    def __init__(self, hidden=4, enc=6, units=5):
+        super().__init__()
+        self.W1, self.W2, self.V = nn.Linear(hidden, units), nn.Linear(enc, units), nn.Linear(units, 1)
+
+    def forward(self, hidden, enc_output):
+        scores = self.V(torch.tanh(self.W1(hidden.permute(1, 0, 2)) + self.W2(enc_output)))
+        weights = F.softmax(scores, dim=1)
+        return (weights * enc_output).sum(1), weights
+
+
+@case([rows(2, 3, 4), rows(2, 5, 4)])
+class KeysAreValues(nn.Module):
+    def forward(self, query, keys):
+        weights = F.softmax(torch.bmm(query, keys.transpose(1, 2)) / math.sqrt(query.size(-1)), dim=-1)
+        return torch.bmm(weights, keys), weights
+
+
+@case([*cross()], [*cross(), ~SEEN.bool()], [*cross(), {"need_weights": False}])
+class AsTorchHasIt(Projected):
+    """key_padding_mask, need_weights: (output, mean of the weights)."""
+
+    def forward(self, query, key, value, key_padding_mask=None, attn_mask=None, need_weights=True):
+        q, k, v = self.project(query, key, value)
+        scores = self.scores(q, k)
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask, float("-inf"))
+        if key_padding_mask is not None:
+            scores = scores.masked_fill(key_padding_mask[:, None, None], float("-inf"))
+        weights = scores.softmax(-1)
+        out = self.output(self.dropout(weights) @ v)
+        return (out, weights.mean(1)) if need_weights else (out, None)

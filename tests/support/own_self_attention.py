@@ -202,3 +202,63 @@ class CausalHeads(nn.Module):
         attn_scores.masked_fill_(self.mask[:num_tokens, :num_tokens], -torch.inf)
         attn_weights = self.dropout(torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1))
         return self.out_proj((attn_weights @ values).transpose(1, 2).contiguous().view(b, num_tokens, self.d_out))
+
+
+class Settings:
+    def __init__(self, n_head=2, n_embd=8, dropout=0.0):
+        self.n_head, self.n_embd, self.dropout = n_head, n_embd, dropout
+
+
+@case([rows(2, 5, 8)], [rows(1, 9, 8)])
+class FromSettings(nn.Module):
+    """A record of settings knows the number of heads."""
+
+    def __init__(self, settings=None):
+        super().__init__()
+        self.settings = settings or Settings()
+        n = self.settings.n_embd
+        self.q, self.k, self.v, self.proj = nn.Linear(n, n), nn.Linear(n, n), nn.Linear(n, n), nn.Linear(n, n)
+        self.drop = nn.Dropout(self.settings.dropout)
+        self.register_buffer("table", torch.tril(torch.ones(16, 16))[None, None])
+
+    def forward(self, x):
+        B, T, C = x.shape
+        h = self.settings.n_head
+        q, k, v = (W(x).view(B, T, h, C // h).transpose(1, 2) for W in (self.q, self.k, self.v))
+        scores = (q @ k.transpose(-2, -1) / math.sqrt(C // h)).masked_fill(self.table[:, :, :T, :T] == 0, -1e10)
+        return self.proj((self.drop(scores.softmax(-1)) @ v).transpose(1, 2).contiguous().view(B, T, C))
+
+
+@case([rows(2, 5, 8)])
+class MappingsOfEachHead(nn.Module):
+    """A list of projections for each of queries, keys and values; a loop over the heads."""
+
+    def __init__(self, d=8, n_heads=2):
+        super().__init__()
+        self.n_heads, self.d_head = n_heads, d // n_heads
+        self.q_mappings = nn.ModuleList([nn.Linear(d, self.d_head) for _ in range(n_heads)])
+        self.k_mappings = nn.ModuleList([nn.Linear(d, self.d_head) for _ in range(n_heads)])
+        self.v_mappings = nn.ModuleList([nn.Linear(d, self.d_head) for _ in range(n_heads)])
+        self.softmax, self.out = nn.Softmax(dim=-1), nn.Linear(d, d)
+
+    def forward(self, x):
+        heads = []
+        for q_of, k_of, v_of in zip(self.q_mappings, self.k_mappings, self.v_mappings):
+            q, k, v = q_of(x), k_of(x), v_of(x)
+            heads.append(self.softmax(q @ k.transpose(1, 2) / (self.d_head**0.5)) @ v)
+        return self.out(torch.cat(heads, dim=-1))
+
+
+@case([rows(2, 5, 8), TRIANGLE.bool()])
+class MaskNeeded(nn.Module):
+    """A mask that must be given; no attribute says how many heads there are."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.o = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.transpose(-1, -2) / 4**0.5).masked_fill(~mask, float("-inf")).softmax(-1)
+        return self.o((weights @ v).transpose(1, 2).reshape(B, T, C))

@@ -329,3 +329,23 @@ def test_lookalikes_are_left_and_named(name):
     said = message.split(kind.__name__ + ") ")[1].split(".  In a forward")[0]
     assert re.search(words or r"^differs: |^computes something other than an attention of the book$", said), said
     assert "dot_product_attention(q, k, v, keep_mask=mask)" in message
+
+
+def test_settings_that_change():
+    module, twin = drawn("FromSettings")
+    x = torch.randn(2, 5, 8)
+    for one in (module, twin):
+        one.settings = copy.copy(one.settings)
+        one.settings.n_head = 4
+    torch.testing.assert_close(module(x), twin(x))
+
+
+def test_check_and_convert_ask_the_same(monkeypatch):
+    """Without the one place that knows which attribute is which weight, neither knows a layer."""
+    module = own_attention.MHA()
+    assert mha_c.teach.check(module, "multi_head").ok
+    monkeypatch.setattr(mha_c._recognize.weights, "_leaves", lambda layer: iter(()))
+    with pytest.raises(TypeError, match="W_q"):
+        mha_c.teach.check(module, "multi_head")
+    with pytest.warns(UserWarning, match="nothing to replace"):
+        mt.convert(own_attention.MultiHeadedAttention())

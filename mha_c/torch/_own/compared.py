@@ -99,6 +99,8 @@ def takes_of(module: nn.Module) -> tuple[tuple[str, str, Any], ...]:
     roles = arguments(module)
     every = inspect.signature(module.forward).parameters.values()
     own = [x for x in every if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
+    masks = [name for name, role in roles.items() if role == "mask"]
+    roles.update(dict.fromkeys(masks[1:], ""))  # one mask is told; with another one its own lines run
     return tuple((x.name, roles.get(x.name, ""), NEEDED if x.default is x.empty else x.default) for x in own)
 
 
@@ -271,7 +273,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 def _gradients(result: Any, form: Any, leaves: list[Tensor]) -> list[Tensor]:
     """Of the output, or of weights where there is no output."""
     pairs = list(zip(result if isinstance(result, tuple) else (result,), forms.names(form)))
-    wanted = [x for x, each in pairs if each == "out"] or [x for x, each in pairs if each is not None]
+    wanted = [x for x, each in pairs if str(each).startswith("out")] or [x for x, each in pairs if each is not None]
     loss: Any = sum(x.square().sum() for x in wanted)
     if not loss.requires_grad:
         return [torch.zeros_like(x) for x in leaves]

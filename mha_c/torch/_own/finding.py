@@ -41,7 +41,7 @@ def kind_of(module: nn.Module) -> str:
     by_name = {books_name(name, ["queries", "keys", "values"]) for name in names}
     if next(module.parameters(), None) is None:
         few = sum(1 for _ in module.modules()) <= 6
-        return "dot" if few and {"queries", "keys", "values"} <= by_name else ""
+        return "dot" if few and {"queries", "keys"} <= by_name else ""
     if sum(1 for _ in module.parameters()) > 100:  # a model
         return ""
     found = weights_of(module)

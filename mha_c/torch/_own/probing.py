@@ -31,17 +31,18 @@ def fitted(module: nn.Module) -> Plan:
 def _layouts(compared: Compared, kind: str) -> list[tuple[tuple[int, int], list[tuple[str, str]]]]:
     """For each rank of queries and keys, the axes that they may have."""
     found = [((3, 3), [("BQC", "BQC"), ("QBC", "QBC")]), ((2, 2), [("QC", "QC")])]
+    one_query = ((2, 3), [("BC", "BQC"), ("BC", "QBC")])
     if kind == "dot":
-        return [found[0], ((4, 4), [("BHQC", "BHQC")]), found[1]]
+        return [found[0], ((4, 4), [("BHQC", "BHQC")]), found[1], *([] if "values" in compared.roles else [one_query])]
     if kind == "additive":  # of one query
         found[0][1].extend([("B1C", "BQC"), ("1BC", "BQC"), ("1BC", "QBC")])
-        found += [((2, 3), [("BC", "BQC"), ("BC", "QBC")])]
+        found += [one_query]
     return found
 
 
 def _based(compared: Compared) -> Plan:
     """What names and a first call tell: the kind, the weights, axes, whether it is causal, what it gives."""
-    ways: list[Any] = list(weights_of(compared.own)) or [None]
+    ways = _with_more_heads(compared, list(weights_of(compared.own))) or [None]
     if ways[0] is not None and ways[0].unused(compared.own):
         raise Unlike(f"it holds {', '.join(ways[0].unused(compared.own)[:3])}, which the book's has not")
     kind = "dot" if ways == [None] else "additive" if "w_v" in ways[0].parts else "multi_head"
@@ -60,6 +61,17 @@ def _based(compared: Compared) -> Plan:
     if not plan.layouts:
         raise Unlike("")
     return plan._replace(needs=frozenset(compared.needs))
+
+
+def _with_more_heads(compared: Compared, ways: list[Any]) -> list[Any]:
+    """The ways, and those with more heads where no attribute says how many there are."""
+    found = list(ways)
+    for way in ways:
+        width = way.sizes(compared.own)["W_q"][1]
+        if way.num_heads == 1 and "w_v" not in way.parts:
+            more = [n for n in (2, 4, 8, 3, 6, 12, 16, 5, 10, 32) if width % n == 0 and n < width]
+            found += [way._replace(num_heads=n, num_kv_heads=n) for n in more]
+    return found
 
 
 def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, square: bool) -> Optional[Plan]:

@@ -34,7 +34,7 @@ class Quick:
         self.defaults = tuple(default for *_, default in plan.takes)
         needed = [i for i, default in enumerate(self.defaults) if default is NEEDED]
         self.least, self.most = (needed[-1] + 1 if needed else 0), plan.by_place
-        _, self.scalars, children = how.watched.tree
+        _, self.scalars, children, _ = how.watched.tree
         self.inner = [(name, below[1]) for name, below in children if below[1]]
         self.methods = how.watched.methods
         self.shown = [(path, names) for path, names in how.shown.get("BQC", {}).items()]
@@ -46,6 +46,7 @@ class Quick:
         usual = how.layout is not None and not (plan.needs or plan.square or plan.out_dropout or how.flags)
         usual = usual and plan.layouts.get((3, 3)) == ("BQC", "BQC") and plan.flags.get(("BQC", ())) == "out"
         short = all("." not in path for path in how.shown.get("BQC", {}))
+        usual = usual and not (how.watched.tree[3] or any(below[3] for _, below in how.watched.tree[2]))
         return cls(how) if usual and short and not how.watched.tables and "mask" not in str(plan.takes) else None
 
     def call(self, module: Any, args: Any) -> Any:

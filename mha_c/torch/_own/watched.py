@@ -22,7 +22,8 @@ class Watched(NamedTuple):
 
     names    (owner, name, value): methods of its classes; functions and numbers that these read by name
     methods  names that an instance must not have
-    tree     (type, ((name of an attribute, value), ...), ((name of a child, tree), ...))
+    tree     (type, ((name of an attribute, value), ...), ((name of a child, tree), ...), ((attribute, its attribute,
+             value), ...)): the last of a record of settings, as self.config.n_head
     tables   ((path of the owner, name, numbers), ...): tensors that are no parameters
     """
 
@@ -43,6 +44,10 @@ class Watched(NamedTuple):
                     if isinstance(value, (FunctionType, staticmethod)) and not name.startswith("__"):
                         methods.add(name)
                         _names_of(kind, name, getattr(kind, name), seen, words)
+        for part in module.modules():
+            for kind in _own_classes(type(part)):
+                numbers = ((name, x) for name, x in vars(kind).items() if name in words and type(x) in _PLAIN)
+                seen.update({(id(kind), name): (kind, name, x) for name, x in numbers if name not in changes})
         tree = _tree(module, words - {*changes})
         tables = [
             (path, name, value.detach().clone())
@@ -60,10 +65,13 @@ class Watched(NamedTuple):
         return not any(GLOBAL_HOOKS) and self._is_tree(module, self.tree)
 
     def _is_tree(self, module: Any, tree: Any) -> bool:
-        _, attributes, children = tree
+        _, attributes, children, settings = tree
         state = module.__dict__
         for name, value in attributes:
             if state.get(name, _MISSING) is not value and state.get(name, _MISSING) != value:
+                return False
+        for name, inner, value in settings:
+            if getattr(state.get(name), inner, _MISSING) != value:
                 return False
         if not self.methods.isdisjoint(state):
             return False
@@ -72,7 +80,7 @@ class Watched(NamedTuple):
             child = modules.get(name)
             if type(child) is not below[0] or is_changed(child):
                 return False
-            if (below[1] or below[2]) and not self._is_tree(child, below):
+            if any(below[1:]) and not self._is_tree(child, below):
                 return False
         return True
 
@@ -113,8 +121,15 @@ def _tree(module: nn.Module, words: set[str]) -> Any:
     attributes = tuple((name, x) for name, x in vars(module).items() if name in words and type(x) in _PLAIN)
     attributes = tuple((name, x) for name, x in attributes if name != "training")
     kind = getattr(module, "cls_to_become", None) or type(module)  # of lazy modules
-    return kind, attributes, tuple((name, _tree(child, words)) for name, child in module._modules.items()
-                                           if child is not None)  # fmt: skip
+    children = tuple((name, _tree(child, words)) for name, child in module._modules.items() if child is not None)
+    settings = tuple(
+        (name, inner, getattr(x, inner))
+        for name, x in vars(module).items()
+        if name in words and not (isinstance(x, (Tensor, nn.Module, dict)) or callable(x)) and type(x) not in _PLAIN
+        for inner in words
+        if type(getattr(x, inner, _MISSING)) in _PLAIN
+    )
+    return kind, attributes, children, settings
 
 
 def _now(owner: Any, name: str) -> Any:
