@@ -202,6 +202,33 @@ class Counting(Dot):
         return super().forward(queries, keys, values, valid_lens)
 
 
+@differs("also sets _history")
+class WithHistory(Dot):
+    """What it appends to a list would be missing."""
+
+    def __init__(self):
+        super().__init__()
+        self._history = []
+
+    def forward(self, queries, keys, values, valid_lens=None):
+        out = super().forward(queries, keys, values, valid_lens)
+        self._history.append(self.attention_weights.mean().item())
+        return out
+
+
+@differs("also sets seen")
+class WithCounter(Dot):
+    """A buffer that each call changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, queries, keys, values, valid_lens=None):
+        self.seen += 1
+        return super().forward(queries, keys, values, valid_lens)
+
+
 @differs("it prints")
 class Printing(Dot):
     def forward(self, queries, keys, values, valid_lens=None):

@@ -119,6 +119,7 @@ class Compared:
         self.printed = io.StringIO()
         self.tables = [x for x in _tensors(self.own) if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1]
         self.most_keys = min((int(x.shape[-1]) for x in self.tables), default=1 << 62)
+        self.buffers = {name for part in self.own.modules() for name in part._buffers}
         self.needs: set[str] = set()
         self.errors: list[Exception] = []
         self.runs = False

@@ -21,11 +21,10 @@ from .._private import autocasting_anywhere, quickly_on_cpu, watched
 from .._tensors import FLOATS, PLAIN, is_compiling
 from .._weights.last import Last
 from . import forms
-from .plan import ATTENTION, Inputs, Plan, at, attended, bias, bound, inputs_of, weight
+from .plan import ATTENTION, LAST, Inputs, Plan, at, attended, bias, bound, inputs_of, weight
 from .quick import Quick
 from .watched import Watched
 
-LAST = "_last_of_mha_c"  # in the module's state: the Last of its last call
 _BOOKKEEPING = (LAST, "_compared_tables")
 _REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, PackedForOthers)
 _OTHERWISE: Any = object()

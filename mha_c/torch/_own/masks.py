@@ -144,4 +144,4 @@ def all_cases(compared: Compared, plan: Plan) -> list[dict[str, Any]]:
 def _many(compared: Compared, plan: Plan) -> dict[str, Any]:
     """A call with many keys, which shows windows."""
     layouts = next(iter(plan.layouts.values()))
-    return compared.inputs(plan.weights, layouts, plan.square, 4, min(64, compared.most_keys))
+    return compared.inputs(plan.weights, layouts, plan.square, 4, min(130, compared.most_keys))

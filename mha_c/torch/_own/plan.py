@@ -24,6 +24,7 @@ from .._private import unflatten
 from .._tensors import draw_seed
 from .._weights.last import Last, last_of
 
+LAST = "_last_of_mha_c"  # in a module's state: what its last call has left of its weights
 NEEDED: Any = object()  # the default of a parameter that has none
 ATTENTION = functional._attention  # `watch` puts another function there
 

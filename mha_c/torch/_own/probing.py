@@ -6,14 +6,14 @@ import inspect
 import itertools
 from typing import Any, Optional
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..._recognize import weights_of
 from . import forms
 from .compared import Compared, Unlike, isolated
 from .dropping import with_dropout
 from .masks import cases, with_lengths, with_masks
-from .plan import NEEDED, Plan
+from .plan import LAST, NEEDED, Plan
 
 
 def fitted(module: nn.Module) -> Plan:
@@ -113,10 +113,13 @@ def _with_flags(compared: Compared, plan: Plan) -> Plan:
             if role or not isinstance(default, bool):
                 continue
             switched = {**given, name: not default}
+            before = _state(compared.own)
             try:
                 result, found = compared.call(switched), compared.ours(plan, switched)
             except Exception:
                 continue
+            if _changed(before, _state(compared.own)).keys() - {(path, name) for path, name, *_ in plan.kept}:
+                continue  # it keeps more than weights, as a cache
             key = compared.key(plan, switched)
             form = "?" if found is None else forms.form_of(result, found.out, found.weights, key[0])
             if forms.is_known(form):
@@ -133,20 +136,41 @@ def _with_kept(compared: Compared, plan: Plan) -> Plan:
         compared.first(given)
         found = compared.ours(plan, given)
         assert found is not None
-        values = {key: x for key, x in _state(compared.own).items() if before.get(key, NEEDED) is not x}
+        values = _changed(before, _state(compared.own))
         made = [(path, name, getattr(part, name, None)) for path, part in compared.own.named_modules() if path
                 for name in getattr(type(part), "_kept_names", ())]  # fmt: skip
         inside = {(path, name): value for path, name, value in made}
         for (path, name), value in {**values, **inside}.items():
-            if name.startswith("_"):
-                continue
             form = forms.form_of_weights(value, found.weights)
-            if form == "?" or (path and (path, name) not in inside):
+            if form == "?" or name in compared.buffers or (path and (path, name) not in inside):
                 raise Unlike(f"its call also sets {name}" if not path else f"a call of {path} in it sets {name}")
             shown.setdefault((path, name), {})[layout] = form
             requires[path, name] = bool(value.requires_grad) or (path, name) in inside
     return plan._replace(kept=tuple((*key, shape, requires[key]) for key, shape in shown.items()))
 
 
+_INTERNAL = frozenset((*nn.Module().__dict__, LAST, "_compared_tables"))
+
+
 def _state(module: nn.Module) -> dict[tuple[str, str], Any]:
-    return {(path, name): value for path, part in module.named_modules() for name, value in vars(part).items()}
+    """{(path, name): (a value, what shows that it was changed in place)} of attributes and buffers."""
+    found = {}
+    for path, part in module.named_modules():
+        if not type(part).__module__.startswith("mha_c."):
+            for name, value in {**part._buffers, **vars(part)}.items():
+                if name not in _INTERNAL:
+                    found[path, name] = value, _mark(value)
+    return found
+
+
+def _mark(value: Any) -> int:
+    if isinstance(value, (list, dict, set)):
+        return len(value)
+    return int(value._version) if isinstance(value, Tensor) and not value.is_inference() else 0
+
+
+def _changed(before: dict[Any, Any], after: dict[Any, Any]) -> dict[tuple[str, str], Any]:
+    """{(path, name): the value now} of what is another one, or holds something else."""
+    none = NEEDED, 0
+    return {key: now for key, (now, mark) in after.items()
+            if before.get(key, none)[0] is not now or before.get(key, none)[1] != mark}  # fmt: skip

@@ -15,7 +15,7 @@ from .. import functional
 from .._call import core
 from .._private import autocasting_anywhere, quickly_on_cpu, watched
 from .._tensors import FLOATS, PLAIN
-from .plan import ATTENTION, NEEDED, Plan
+from .plan import ATTENTION, LAST, NEEDED, Plan
 
 _MISSING: Any = object()
 
@@ -84,5 +84,5 @@ class Quick:
         out = core.call(self.options, (parts[0], box, parts[2], None), inputs, lens, None)
         for path, names in self.shown:
             owner = modules[path].__dict__ if path else state
-            owner["_last_of_mha_c"] = box["_last"], None, names, self.options.num_heads
+            owner[LAST] = box["_last"], None, names, self.options.num_heads
         return out
