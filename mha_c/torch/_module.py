@@ -226,19 +226,18 @@ class AttentionModule(ShowsWeights, Viewable):
         if cache is not None:
             check_causal_steps(causal)
             steps, causal = Steps.of(self, cache, inputs, valid_lens, training), False
-        elif causal is not False:
-            valid_lens = lengths_of_causal(causal, queries, keys, valid_lens)
+        lens = valid_lens if causal is False else lengths_of_causal(causal, queries, keys, valid_lens)
         if not plain:
-            return general.by_the_book(self, inputs, valid_lens, training, projected, steps)
-        way, parts = choose(self, queries, keys, values, valid_lens)
+            return general.by_the_book(self, inputs, lens, training, projected, steps)
+        way, parts = choose(self, queries, keys, values, lens)
         if parts is not None and way is not GENERAL:
             parts = parts.for_projected() if projected else parts
             if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
-                return ops.call(self, parts, inputs, valid_lens, training)
+                return ops.call(self, parts, inputs, lens, training)
             parts, of_one_type = parts.in_one_type(inputs)
             with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
-                return core.call(self, parts, of_one_type, valid_lens, training, steps, queries.dtype)
-        return general.by_torch(self, inputs, valid_lens, training, projected, steps)
+                return core.call(self, parts, of_one_type, lens, training, steps, queries.dtype)
+        return general.by_torch(self, inputs, (valid_lens, causal), training, projected, steps)
 
     def _lines(self, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
         """The call as the book writes it: one part after the other."""

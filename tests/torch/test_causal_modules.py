@@ -12,6 +12,7 @@ import own_device
 from causal_cases import CASES, LENS, seen
 from features import weights_of
 from mha_c import torch as mt
+from mha_c.torch._call import formulas
 
 LAYERS = {
     "MultiHeadAttention": lambda: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0),
@@ -78,13 +79,43 @@ def test_causal_is_lengths_of_each_query(name, causal, n_queries, n_keys, way):
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("causal", ["top_left", "bottom_right"])
 def test_on_another_device(name, causal):
-    layer, inputs, lens = layer_of(name), drawn(3, 7), [2, 6]
-    expected = outcome(layer, layer, inputs, valid_lens=lens, causal=causal)
     device = own_device.load()
-    there = [x.detach().to(device).requires_grad_() for x in inputs]
-    found = outcome(layer.to(device), layer, there, valid_lens=lens, causal=causal)
-    for one, other in zip(found, expected):
-        torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-12)
+    for n_queries, n_keys, lens in ((3, 7, [2, 6]), (3, 7, None), (7, 3, None), (5, 5, None)):
+        layer, inputs = layer_of(name), drawn(n_queries, n_keys)
+        expected = outcome(layer, layer, inputs, valid_lens=lens, causal=causal)
+        there = [x.detach().to(device).requires_grad_() for x in inputs]
+        found = outcome(layer.to(device), layer, there, valid_lens=lens, causal=causal)
+        for one, other in zip(found, expected):
+            torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-12)
+
+
+def test_keys_that_the_corner_hides_may_hold_anything():
+    """In all ways: NaN in them reaches no output and no gradient."""
+    for way in ("core", "another device"):
+        layer = layer_of("MultiHeadAttention")
+        q, k, v = drawn(3, 7)
+        clean = outcome(layer, layer, [q, k, v], causal="top_left")
+        spoilt = [x.detach().clone() for x in (q, k, v)]
+        for x in spoilt[1:]:
+            x[:, 3:] = torch.nan
+        if way != "core":
+            layer, spoilt = layer.to(own_device.load()), [x.to(own_device.load()) for x in spoilt]
+        found = outcome(layer, layer, [x.requires_grad_() for x in spoilt], causal="top_left")
+        for one, other in zip(found, clean):
+            torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-12)
+
+
+def test_torch_kernels_get_no_array_for_a_causal_mask(monkeypatch):
+    """On another device: scaled_dot_product_attention is told is_causal, as its fastest kernels take no mask."""
+    layer, x, masks = layer_of("MultiHeadAttention").to(own_device.load()), torch.randn(2, 5, 8).double(), []
+    fused = formulas._fused
+    monkeypatch.setattr(
+        formulas, "_fused", lambda *given, **named: masks.append((given[4], named)) or fused(*given, **named)
+    )
+    x = x.to(next(layer.parameters()).device)
+    out = layer(x, x, x, causal=True)
+    assert masks == [(None, {"causal": True})]
+    torch.testing.assert_close(out.cpu(), layer.cpu()(*[x.cpu()] * 3, causal=True), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ALL)

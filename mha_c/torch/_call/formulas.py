@@ -242,10 +242,13 @@ def composed(inputs: Any, projections: Any, num_heads: int, attention_of: Callab
     return joined if W_o is None else W_o(joined)
 
 
-def without_hidden(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, empty_rows: str) -> Any:
+def without_hidden(
+    queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, empty_rows: str, causal: Any = None
+) -> Any:
     """keys and values (B, K, .) with zeros in the rows that no query sees: these may hold NaN, of which 0 times is NaN
     in the gradients of W_k and W_v."""
-    visible = visible_keys(queries, keys, valid_lens)
+    alone = causal == "bottom_right" or queries.shape[1] == keys.shape[1]  # then the last query sees every key
+    visible = visible_keys(queries, keys, valid_lens, causal=None if alone and valid_lens is None else causal)
     if visible is None:
         return keys, values
     return tuple(without_unseen(x[:, None], visible, which)[:, 0] for x, which in ((keys, None), (values, empty_rows)))

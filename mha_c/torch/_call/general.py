@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from ..._arguments import calls
+from ..._arguments.options import core_corner
 from .._tensors import exporting, is_compiling
 from .._weights.last import in_steps, last_of
 from . import formulas
 from .attention import attend
+from .checks import lengths_of_causal
 from .children import is_plain, plain_attention
 from .choice import looked_at
 from .dropout import rate
@@ -106,11 +108,13 @@ def _as_it_is(x: Tensor) -> Tensor:
 
 
 def by_torch(
-    layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool, steps: Any = None
+    layer: Any, inputs: Any, hidden: Any, training: Optional[bool], projected: bool, steps: Any = None
 ) -> Tensor:
-    """The output of a layer whose parts are all plain; the arguments are those of `by_the_book`."""
+    """The output of a layer whose parts are all plain.  The arguments are those of `by_the_book`, but for `hidden`,
+    (valid_lens, causal): torch's kernels have a causal mask that is no array."""
     queries, keys, values = inputs
     seen: Any = None
+    valid_lens, corner = hidden[0], core_corner(hidden[1], queries, keys)
     children, empty_rows = children_of(layer, projected), layer.empty_rows
     valid_lens = check_call(layer, children, queries, keys, values, valid_lens if steps is None else None)
     if steps is not None:
@@ -118,20 +122,20 @@ def by_torch(
         seen = steps.appended(*rows)
         keys, values, valid_lens = seen[:3]
         projected, children, empty_rows = True, children_of(layer, True), "zero"
-    elif valid_lens is not None:
-        keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows)
+    elif valid_lens is not None or corner is not None:
+        keys, values = formulas.without_hidden(queries, keys, values, valid_lens, empty_rows, corner)
     inputs, weights = (queries, keys, values), [x for W in children.values() for x in W.parameters()]
     if looked_at(*inputs, *weights):
-        return by_the_book(layer, inputs, valid_lens, training, projected)
+        return by_the_book(layer, inputs, lengths_of_causal(corner, queries, keys, valid_lens), training, projected)
     if layer._last is not None:
         layer.__dict__["_last"] = None
     inner, w_v = layer._inner(), children[8].weight.squeeze(0) if 8 in children else None
-    call = AttentionCall(valid_lens, dropout=float(rate(inner.dropout, training)), empty_rows=empty_rows)
+    call = AttentionCall(valid_lens, corner, dropout=float(rate(inner.dropout, training)), empty_rows=empty_rows)
     visible = None if seen is None else seen.keep_mask
     if seen is not None and seen.steps is not None:  # rows are used again, so that the weights cannot wait
         call = call._replace(return_weights=True)
-    if exporting() and valid_lens is not None:  # a tracer keeps sizes of heads as numbers
-        visible = formulas.visible_keys(queries, keys, valid_lens)
+    if exporting() and call.hides():  # a tracer keeps sizes of heads as numbers
+        visible = formulas.visible_keys(queries, keys, valid_lens, causal=corner)
 
     def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         tensors, given = AttentionTensors(q, k, v, w_v, visible), (0 not in children, 1 not in children)
@@ -145,6 +149,7 @@ def by_torch(
 
 def _kept(inner: Any, call: AttentionCall, tensors: AttentionTensors, given: Any, clean: bool = False) -> Tensor:
     """Attention on heads, by one call; `inner` keeps it.  The arguments are those of `attend` and of `last_of`."""
-    found = attend(call if tensors.keep_mask is None else call._replace(valid_lens=None), tensors, clean=clean)
+    as_mask = tensors.keep_mask is not None
+    found = attend(call._replace(valid_lens=None, causal=None) if as_mask else call, tensors, clean=clean)
     inner.__dict__["_last"] = last_of(call, tensors, found, given)
     return found.out
