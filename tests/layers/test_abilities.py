@@ -37,7 +37,7 @@ def test_a_cell(side, kind, name):
     if name in ("convert", "d2l.compare") and kind == "AdditiveAttention":
         needs.d2l("0.17.6")
     if name in ("convert", "d2l.compare") and kind in ("GQAAttention", "CausalAttention"):  # the book's own call it
-        needs.of_torch("torch.nn.functional.scaled_dot_product_attention")
+        needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
     assert abilities.outcome(side, kind, name) == rows_of_the_page()[kind, name]
 
 
