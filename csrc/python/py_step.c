@@ -79,8 +79,8 @@ take_turn(mha_py_call *call, PyObject *value, const mha_py_layer *layer, mha_tur
     if (call->failed || !mha_py_given(value)) {
         return;
     }
-    if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) {
-        mha_py_type_error(call, value, "turn", "None or (cosines, sines)");
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 2 || layer->keys.shape[1] != shape[1]) {
+        mha_py_type_error(call, value, "turn", "None or (cosines, sines), for as many queries as new rows");
     }
     for (int i = 0; i < 2 && !call->failed; i++) {
         mha_py_array table = {0};

@@ -116,7 +116,7 @@ check_other_operands(void)
     REFUSES(mha_linear_forward(dtype, &linear, ROWS, NULL, IN, y, OUT), MHA_ERR_ARG, "linear without x");
     REFUSES(mha_linear_forward(dtype, &linear, ROWS, x, IN, NULL, OUT), MHA_ERR_ARG, "linear without y");
     const mha_append good = append_of(dtype, &linear, 1, ROWS, x, y, ROOM, &before, &counts);
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 11; i++) {
         mha_append bad = good;
         switch (i) {
         case 0: bad.x.data = NULL; break;
@@ -127,11 +127,16 @@ check_other_operands(void)
         case 5: bad.counts = &negative; break;
         case 6: bad.before = &negative; break;
         case 7: bad.room = ROOM - 1; break;
+        case 8: bad.turn = (mha_turn){.cos = x, .pairs = 1}; break;
+        case 9: bad.turn = (mha_turn){.cos = x, .sin = x, .pairs = OUT}; break;
         default: bad.room = 0; break;
         }
         REFUSES(mha_linear_append(&bad), MHA_ERR_ARG, "append with something missing, or without room");
     }
     CHECK(mha_linear_append(&good) == MHA_OK, "append");
+    mha_append turned = append_of(dtype, &linear, 1, ROWS, x, y, ROOM, &before, &counts);
+    turned.turn = (mha_turn){.cos = numbers(dtype, ROWS), .sin = numbers(dtype, ROWS), .pairs = 1};
+    REFUSES(mha_linear_append(&turned), MHA_ERR_ARG, "pairs of an odd count of features");
     mha_masked_softmax_args softmax = {.dtype = dtype, .batch = 1, .queries = ROWS, .keys = IN, .scores = x, .out = y};
     softmax.out = NULL;
     REFUSES(mha_masked_softmax(&softmax), MHA_ERR_ARG, "softmax to nowhere");
@@ -169,6 +174,13 @@ check_gradients_of_nothing(void)
 
         c.grads.forward = &c.args;
         CHECK(mha_layer_forward(&c.args) == MHA_OK && mha_layer_backward(&c.grads) == MHA_OK, "good layer");
+        c.args.query_turn.cos = c.args.key_rows.data;
+        REFUSES(mha_layer_forward(&c.args), MHA_ERR_ARG, "cosines without sines");
+        REFUSES(mha_layer_backward(&c.grads), MHA_ERR_ARG, "a layer's gradient through turned queries");
+        c.args.query_turn.cos = NULL;
+        c.args.kv_heads = c.args.num_heads + 1;
+        REFUSES(mha_layer_forward(&c.args), MHA_ERR_ARG, "more heads of keys than of queries");
+        c.args.kv_heads = 0;
         *wanted[i] = somewhere;
         REFUSES(mha_layer_backward(&c.grads), MHA_ERR_ARG, "a layer's gradient of what is not there");
     }

@@ -16,6 +16,7 @@ import torch
 import mha_c
 import mha_c.d2l
 import needs
+import stepwise
 import third_generation as stand_in
 from features import saved
 from mha_c import torch as mt
@@ -108,6 +109,40 @@ def test_the_attention_of_gpt(d2l, dtype, rope, bias):
     for a, b in zip([*results(ours, [x]), ours.attention_weights], arrays):
         np.testing.assert_allclose(b, a.numpy(), **limits)
     np.testing.assert_array_equal(of_numpy(*[x.numpy()] * 3, None), out)
+
+
+@pytest.mark.parametrize("pos", ["rope", "learned"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_generation_with_our_caches(d2l, pos, window):
+    """The GPT's own logits, of all steps at once, from a prefill, single steps and a chunk."""
+    with mha_c.d2l.patch(d2l):
+        model = d2l.GPT(30, 16, 4, 2, 20, pos=pos).eval()
+    tokens = torch.randint(0, 30, (1, 12), generator=torch.Generator().manual_seed(0))
+    caches = [block.attention.new_cache(1, 12, window=window, sinks=0 if window is None else 1) for block in model.blks]
+
+    def cached(tokens, first):
+        h = model.token_emb(tokens)
+        if pos == "learned":
+            h = h + model.pos_emb(torch.arange(first, first + tokens.shape[1]))
+        for block, cache in zip(model.blks, caches):
+            h = h + block.attention(block.norm1(h), cache=cache)
+            h = h + block.ffn(block.norm2(h))
+        return torch.nn.functional.linear(model.norm(h), model.token_emb.weight)
+
+    with torch.no_grad():
+        parts = tokens.split([5, 1, 1, 4, 1], dim=1)
+        firsts = [0, 5, 6, 7, 11]
+        found = torch.cat([cached(part, first) for part, first in zip(parts, firsts)], dim=1)
+        if window is None:
+            torch.testing.assert_close(found, model(tokens), atol=1e-5, rtol=1e-5)
+        else:  # a window of one layer is seen by the formulas of its own input
+            x = torch.randn(1, 12, 16)
+            attention, cache = model.blks[0].attention, model.blks[0].attention.new_cache(1, 12, window=window, sinks=1)
+            out = torch.cat([attention(part, cache=cache) for part in x.split([5, 1, 1, 4, 1], dim=1)], dim=1)
+            state = {name: value.numpy() for name, value in attention.state_dict().items()}
+            turn = (lambda y: stand_in.turned(torch.from_numpy(y)).numpy()) if pos == "rope" else None
+            expected, _ = stepwise.attended(x.numpy(), state, 4, 4, turn, window, 1)
+            np.testing.assert_allclose(out.numpy(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["GPT", "MultiHeadAttention", "GQAAttention"])
