@@ -410,7 +410,7 @@ class OneInput(Heads):
         return self.output(self.dropout(self.masked(self.scores(q, k), None).softmax(-1)) @ v)
 
 
-@differs()
+@differs("does not see its own position")
 class DiagonalHidden(OneInput):
     """Hides the present, too."""
 
@@ -418,7 +418,7 @@ class DiagonalHidden(OneInput):
         return scores.masked_fill(torch.ones(scores.shape[-2:]).triu(0).bool(), -1e9)
 
 
-@differs()
+@differs("the wrong corner is hidden")
 class FutureSeen(OneInput):
     """Sees the future, not the past."""
 
