@@ -16,6 +16,7 @@ from .words import said
 NEAR = 1e-4  # of 1 and of each number: float32 in any order of operations is nearer, and no known mistake is
 _MARKED = "background: rgba(226, 110, 60, .28); font-weight: 600"  # seen on white and on black
 _BOX = "font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; white-space: pre; overflow-x: auto; margin: 8px 0"
+_WHO = "display: inline-block; width: 6ch; text-align: right"  # a Chinese character is not as wide as two others
 
 
 SHOWN = 48  # numbers of an array that is written out
@@ -24,11 +25,6 @@ SHOWN = 48  # numbers of an array that is written out
 def columns(text: str) -> int:
     """How many columns a text takes: a Chinese character takes two."""
     return sum(1 + (east_asian_width(each) in "WF") for each in text)
-
-
-def at_the_right(text: str, wide: int) -> str:
-    """The text at the end of so many columns."""
-    return " " * (wide - columns(text)) + text
 
 
 def written(arrays: Inputs) -> str:
@@ -62,12 +58,14 @@ class Lines(NamedTuple):
         return shown
 
     def __str__(self) -> str:
-        return "\n".join(f"{at_the_right(who and said(who) + '>', 8)} {line}" for who, line in self.marked())
+        shown = ((f"{said(who)}>" if who else "", line) for who, line in self.marked())
+        return "\n".join(f"{' ' * (8 - columns(who))}{who} {line}" for who, line in shown)
 
     def _repr_html_(self) -> str:
         shown = [
-            f'<span style="{_MARKED if who else ""}">{html.escape(f"{at_the_right(said(who), 6)}  {line}")}</span>'
+            f'<span style="{style}"><span style="{_WHO}">{said(who)}</span>  {html.escape(line)}</span>'
             for who, line in self.marked()
+            for style in [_MARKED if who else ""]
         ]
         # Wrapped: on a phone the end of a line is often what differs.
         return f'<div style="{_BOX}; white-space: pre-wrap">' + "\n".join(shown) + "</div>"

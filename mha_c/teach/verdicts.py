@@ -161,14 +161,13 @@ def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answe
     places = list(dict.fromkeys(each.changes[0].where for each in found.mistakes))
     here = [place for place in texts if texts[place] != plain[place]]
     errors, (more, beside) = _error(run, function(form, found.mistakes)), _beside(run)
-    says = list(dict.fromkeys(said(each.says) for each in found.mistakes))
-    why = say("and", one=says[0], two=says[1]) if len(says) > 1 else says[0]
+    why = _both("and", [said(each.says) for each in found.mistakes])
     if found.within:
         start = say("within", name=run.student.name, form=said(found.within), says=why)
     else:
         start = say("equals", name=run.student.name, says=why)
     lines = [Lines(plain[place], texts[place]) for place in here]
-    read = say("read", sections="; ".join(dict.fromkeys(said(SECTIONS[place]) for place in places)))
+    read = say("read", sections=_both("also", [said(SECTIONS[place]) for place in places]))
     shapes = [i for i in found.left if run.outcomes[i].error is None]
     left = [_not_taken(run, shapes)] if shapes else []
     ids = [
@@ -180,6 +179,12 @@ def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answe
     told = errors or _error(run, function(form))  # those that the mistakes explain, too: a student has met them
     notes = [*notes, *_notes(run, form)]
     return Answer(ids, [start, *lines, *_example(run), *told, *left, *beside, read], notes, _mask([run]))
+
+
+def _both(sentence: str, clauses: Sequence[str]) -> str:
+    """One clause, or two that differ, put together."""
+    one, *two = dict.fromkeys(clauses)
+    return say(sentence, one=one, two=two[0]) if two else one
 
 
 def _not_taken(run: Run, left: Sequence[int]) -> str:

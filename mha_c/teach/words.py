@@ -17,6 +17,7 @@ SENTENCES = {
     "tensors": "torch's tensors of float32",
     "equals": "Your {name} equals the book's if {says}.",
     "and": "{one}, and {two}",
+    "also": "{one}; {two}",
     "within": "Your {name} equals the book's, but where {form}: there it does if {says}.",
     "random": "Your {name} gives other numbers each time.  Dropout must not act outside of training.",
     "unmade": "Your {name} raises an error when it is made: {error}\nin {line}",

@@ -23,7 +23,8 @@ OF_OTHERS = {"__init__", "book", "playing", "probes", "stepping", "trained_layer
 MODULES = sorted({path.stem for path in TEACH.glob("*.py")} - OF_OTHERS)
 SENTENCE = re.compile(r"[A-Za-z]{2,},? [a-z]+")  # two words
 NOT_SAID = [  # strings of two words that nobody reads, or that are said before there is a language
-    r"<.*", r"font: .*", r'.*check\(mine, kind, weights=.*', r"import numpy as np\n", r"valid_lens is not None",
+    r'"?>?<.*', r"(font|display): .*",
+    r'.*check\(mine, kind, weights=.*', r"import numpy as np\n", r"valid_lens is not None",
     r"the book, changed|your text", r"one query|time first|one query, time first|steps, heads|one group",
     r"language must be one of ",
 ]  # fmt: skip
