@@ -61,6 +61,11 @@ def arguments(mine: Any) -> dict[str, str]:
     return {name: role if role in (*wanted, "valid_lens", "mask") else "" for name, role in roles(mine, wanted).items()}
 
 
+def says_lengths(name: str) -> bool:
+    """Whether a parameter's name is one of lengths."""
+    return bool(books_name(name, ["valid_lens"]) or re.fullmatch(_ROLES["valid_lens"], name.lower()))
+
+
 def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
     """What the name alone tells; "" if it tells nothing."""
     name = parameter.name.lower()
@@ -73,5 +78,6 @@ def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
         return "-"
     for role, pattern in _ROLES.items():
         if re.fullmatch(pattern, name) and (role in wanted or len(name) > 2 or role == "mask"):
-            return role
+            counts = isinstance(parameter.default, int) and role == "positions"
+            return "offset" if counts else role
     return "-" if _HARMLESS.search(name) else ""

@@ -7,9 +7,9 @@ Each text must stay as it is read: mistakes.py finds lines by their words.  Weig
 import numpy as np
 
 __all__ = [
-    "additive", "causal", "causal_multi_head", "causal_multi_head_rope", "chunked", "dot_product", "grouped",
-    "masked_softmax", "masked_softmax_of_mask", "multi_head", "positional_encoding", "rope", "rope_halves", "softmax",
-    "transpose_output", "transpose_qkv", "window",
+    "additive", "additive_weights", "causal", "causal_multi_head", "causal_multi_head_rope", "chunked", "dot_product",
+    "grouped", "masked_softmax", "masked_softmax_of_mask", "multi_head", "positional_encoding", "rope", "rope_halves",
+    "softmax", "transpose_output", "transpose_qkv", "window",
 ]  # fmt: skip
 __dir__ = __all__.copy
 
@@ -93,6 +93,14 @@ def additive(queries, keys, values, valid_lens, W_q, W_k, w_v):
     scores = features @ w_v
     attention_weights = masked_softmax(scores, valid_lens)
     return attention_weights @ values
+
+
+def additive_weights(queries, keys, valid_lens, W_q, W_k, w_v):
+    queries, keys = queries @ W_q, keys @ W_k
+    features = queries[:, :, None, :] + keys[:, None, :, :]
+    features = np.tanh(features)
+    scores = features @ w_v
+    return masked_softmax(scores, valid_lens)
 
 
 def transpose_qkv(X, num_heads):

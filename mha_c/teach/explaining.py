@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .answers import NEAR
-from .mistakes import Mistake, function, known, small_fills
+from .mistakes import Mistake, function, hiding_with, known, subtracting
 from .probes import Inputs
-from .rounds import Run, output
-from .student import Outcome
+from .rounds import OF_LENS, Run, equal, is_misshapen, output
 
-HUGE = 1e4  # what a mask writes, where no softmax follows: -1e6, -1e9 and minus infinity are alike
+_HIDE_ROWS = ("softmax_axis", "mask_off_by_one", "mask_inverted")  # mistakes that may hide a whole row
 _PAIRED = 36  # of the likeliest mistakes each two are tried together
 
 
@@ -28,28 +27,20 @@ class Explained(NamedTuple):
     within: str = ""  # the probes that have these mistakes, if they are only those of one form of lengths or masks
 
 
-def equal(outcome: Outcome, expected: Any) -> bool:
-    """Whether a result is the expected one, both None included."""
-    got = outcome.output
-    if got is None or expected is None:
-        return got is None and expected is None
-    return got.shape == expected.shape and near(got, expected)
-
-
-def near(got: Any, expected: Any) -> bool:
-    """Whether two arrays of one shape hold the same numbers."""
-    got, expected = np.clip(got, -HUGE, HUGE), np.clip(expected, -HUGE, HUGE)
-    with np.errstate(invalid="ignore"):
-        same = np.abs(got - expected) <= NEAR + NEAR * np.abs(expected)
-    return bool((same | (np.isnan(got) & np.isnan(expected))).all())
-
-
 def is_right(run: Run, form: str) -> bool:
     """Whether all outcomes are those of a function of the book."""
     if not run.outcomes or (run.asked.role and not _hides(run)):
         return False
     right = run.right if form == run.form else [output(function(form), inputs) for inputs in run.probes]
-    return all(map(equal, run.outcomes, right))
+    return all(map(equal, run.outcomes, right)) and _adds(run, form)
+
+
+def _adds(run: Run, form: str) -> bool:
+    """Whether a mask that is said to be added is: a small number must hide a little."""
+    if run.way.mask is None or run.way.mask.means != "add":
+        return True
+    made, way = function(form, subtracting(form, 1.5)), run.way._replace(mask=run.way.mask._replace(size=1.5))
+    return all(equal(run.student(inputs, way, run.asked), output(made, inputs)) for inputs in run.probes)
 
 
 def _hides(run: Run) -> bool:
@@ -69,7 +60,7 @@ def explanation(runs: Sequence[Run]) -> Optional[Explained]:
             continue
         outputs: dict[int, Any] = {}
         for run in runs:
-            if fill != "-1e6" and not _has_nan(run):
+            if fill == "-np.inf" and not _has_nan(run):
                 continue
             tier, left = _explains(made, outputs, run)
             if tier == "all":
@@ -85,15 +76,65 @@ def _candidates(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], s
     fills = ["-1e6", "-np.inf"] if any(map(_has_nan, runs)) else ["-1e6"]
     for form, fill in itertools.product(forms, fills):
         yield from ((form, (), fill) for _ in range(fill != "-1e6"))
-        yield from ((form, (each,), fill) for each in known(form))
-    for form in forms[1:]:
-        yield form, (), "-1e6"
+        yield from ((form, (each,), fill) for each in _singles(form) if each.id != "mask_ignored")
     for form in forms:
-        yield from ((form, (each,), "-1e6") for each in small_fills(form))
+        # Where a row hides all its keys, what is added to the scores leaves their differences.
+        added = "X - 1e9" if forms[0].endswith("_of_mask") or forms[0] in OF_LENS else "scores - 1e9"
+        yield from ((form, (each,), added) for each in _singles(form) if each.id in _HIDE_ROWS)
+        yield from ((form, (each,), "-1e6") for each in _small_fills(runs, form))
+        yield from ((form, (each,), "-1e6") for each in _singles(form) if each.id == "mask_ignored")
     for form, fill in itertools.product(forms, fills):
-        single = known(form)[: _PAIRED if len(forms) > 1 else None]
+        single = _singles(form)[: _PAIRED if len(forms) > 1 else None]
         two = itertools.combinations(range(len(single)), 2)
         yield from ((form, (single[i], single[j]), fill) for i, j in sorted(two, key=sum))
+
+
+def _small_fills(runs: Sequence[Run], form: str) -> Iterator[Mistake]:
+    """The numbers that masks may hide with, fitted to the probe that differs most."""
+    made = [function(form, mistakes) for mistakes in ([each] for each in hiding_with(form, "FILL"))]
+    for run in runs if made else ():
+        numbers = zip(run.probes, run.outcomes, run.right)
+        hidden = [
+            (x, out.output, right) for x, out, right in numbers if _hides_a_key(x) and not is_misshapen(out, right)
+        ]
+        if not hidden:
+            continue
+        inputs, got, _ = max(hidden, key=lambda each: float(np.nan_to_num(np.abs(each[1] - each[2])).max()))
+        for number, each in enumerate(made):
+            fill = _least(each, inputs, got)
+            if fill is not None:
+                yield list(hiding_with(form, fill))[number]
+
+
+def _least(made: Any, inputs: Inputs, got: Any) -> Optional[float]:
+    """The number between -30 and 0 with which masks give a result: the best of a grid, then halves; None if none."""
+
+    def distance(fill: float) -> float:
+        made.__globals__["FILL"] = fill
+        expected = output(made, inputs)
+        if expected is None or expected.shape != got.shape:
+            return np.inf
+        return float(np.nan_to_num(np.abs(expected - got), nan=np.inf).max())
+
+    best = min((-0.0, -0.5, *map(float, range(-1, -16, -1)), -20.0, -30.0), key=distance)
+    step = 0.5 if best > -16 else 5.0
+    while step > 1e-4 and distance(best) > NEAR / 10:
+        best = min((best - step, best, best + step), key=distance)
+        step /= 2
+    return best if best < -0.01 and distance(best) < NEAR else None
+
+
+def _hides_a_key(inputs: Inputs) -> bool:
+    return isinstance(inputs.get("mask", inputs.get("valid_lens")), np.ndarray) or (
+        inputs.get("mask") is True
+        and ("valid_lens" not in inputs and "queries" in inputs and inputs["queries"].shape[-2] > 1)
+    )
+
+
+def _singles(form: str) -> list[Mistake]:
+    """The known mistakes, mask_ignored last: a mask that is given in the wrong way may have no effect, either."""
+    found = known(form)
+    return sorted(found, key=lambda each: each.id == "mask_ignored")
 
 
 def _has_nan(run: Run) -> bool:

@@ -65,10 +65,15 @@ def _guessed(mine: Any) -> tuple[str, str]:
         one_input = not {"keys", "values"} & inputs
         causal = held == "multi_head" and one_input and re.search("caus|gpt|decoder|masked", name, re.IGNORECASE)
         return ("causal_multi_head" if causal or "causal_multi_head" in by_name else held), "of its weights"
+    names = [each.name for each in given]
+    if any(books_name(each, ["W_q"]) for each in names) and any(
+        re.fullmatch("W_?[vV](al(ue)?)?", each) for each in names
+    ):
+        signs = {*signs - {"w_v"}, "W_o"}
     if "W_o" in signs and "causal_multi_head" not in by_name and not ({"causal"} & {*by_name}):
-        return "multi_head", "it takes W_o"
+        return "multi_head", "it takes weights"
     if "W_o" in signs:
-        return "causal_multi_head", "it takes W_o, and of its name"
+        return "causal_multi_head", "of its name and weights"
     if by_name:
         return by_name[0], "of its name"
     if not by_sign:

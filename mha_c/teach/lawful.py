@@ -15,7 +15,7 @@ from .making import Unmade
 from .masks import CannotSay
 from .mistakes import KINDS
 from .probes import Inputs
-from .rounds import probes_for, rounds, runs, student_of
+from .rounds import as_mask, may_be_a_mask, probes_for, rounds, run_of, runs, student_of
 from .student import WEIGHTS, Round, Student, gradients_recorded, own_line
 from .words import said
 
@@ -130,11 +130,13 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
         asked = rounds(student)[0]
         try:
             tried = runs(student, asked)[:_WAYS]
+            if may_be_a_mask(asked):
+                tried += runs(student, as_mask(asked))[:_WAYS]
         except Unmade as error:
             cause = error.__cause__ or error
             example = f"{type(cause).__name__}: {cause}  {own_line(cause)}"
             return Laws(student.name, [Law("made", said("a layer can be made"), False, example)])
-        every = [found(student, run.way, asked) for run in tried]
+        every = [found(student, run.way, run.asked) for run in tried]
         # What a mask means is not told: the way that breaks the fewest laws is meant.
         return Laws(student.name, min(every, key=lambda laws: sum(not law.holds for law in laws)))
 
@@ -151,6 +153,8 @@ def found(student: Student, way: Way, asked: Round) -> list[Law]:
     kept = []
     for id, says, kinds, law in _LAWS:
         if "heads" in way.layout and id in ("items_apart", "query_alone"):
+            continue
+        if student.values_are_keys and id in ("rows_sum_to_1", "keys_permuted"):  # it may give weights
             continue
         if student.kind in kinds and (id in ("items_apart", "prefix") or not student.attends_to_itself):
             tried = [_tried(law, run, inputs) for inputs in probes_for(student, asked, way.layout)]
@@ -343,7 +347,7 @@ def _gradients(student: Student, way: Way, asked: Round) -> str:
     """A counterexample: autograd's slope along a random direction, and that of differences."""
     torch: Any = sys.modules["torch"]
     rng = np.random.default_rng(1)
-    inputs = probes_for(student, asked, way.layout)[-1]
+    inputs = run_of(student, asked, way).probes[-1]  # the last that can be given this way
     names = [name for name in ("queries", "keys", "values", "X") if name in student.takes.values()]
     for name in names:
         try:

@@ -160,7 +160,7 @@ class Layers:
         self.given, self.is_class = dict(weights), isinstance(mine, type)
         self._made: dict[Any, Any] = {} if self.is_class else {None: copied(mine)}
         self._read: dict[int, list[Weights]] = {}
-        self.own_size = False  # the class ignores the sizes that it is given
+        self._put: dict[int, Any] = {}  # which weights a layer holds
         self._failed: Optional[Unmade] = None
 
     def at(self, inputs: Inputs) -> Any:
@@ -174,7 +174,7 @@ class Layers:
             except Unmade as error:
                 self._made[sizes], self._failed = None, error
         layer = self._made[sizes]
-        return layer if layer is not None and (not self.wanted or self._fits(layer, inputs)) else None
+        return layer if layer is not None and self._fits(layer, inputs) else None
 
     def any(self, inputs: Inputs) -> Any:
         """A layer, whatever its sizes; Unmade if there is none."""
@@ -191,6 +191,8 @@ class Layers:
         return Making(hiddens, inputs.get("num_heads", 1), *widths)
 
     def _fits(self, layer: Any, inputs: Inputs) -> bool:
+        if not self.wanted:
+            return self.kind != "positional_encoding" or _width_of_table(layer) in (0, inputs["X"].shape[-1])
         sizes = self.weights(layer)[0].sizes(layer)
         return all(0 in size or size == _shape(inputs[name]) for name, size in sizes.items() if name in inputs)
 
@@ -219,8 +221,7 @@ class Layers:
         """Its own sizes, for probes that fit; None where it takes any."""
         heads = number_of_heads(layer)
         if not self.wanted:
-            table = getattr(layer, "P", getattr(layer, "pe", None))
-            hiddens = 0 if table is None or self.kind != "positional_encoding" else int(table.shape[-1])
+            hiddens = _width_of_table(layer) if self.kind == "positional_encoding" else 0
             return Sizes(0, 0, 0, hiddens, heads) if heads or hiddens else None
         read = self.weights(layer)[0]
         size = read.sizes(layer)
@@ -230,6 +231,7 @@ class Layers:
         if self.kind == "additive":
             return Sizes(q or hiddens, k or hiddens, 3, hiddens)
         v, wide = size["W_v"]
+        wide = wide * read.num_heads // max(read.num_kv_heads, 1)
         out = size["W_o"][1] if "W_o" in size else 0
         return Sizes(
             q or hiddens, k or hiddens, v or hiddens, hiddens, heads or read.num_heads,
@@ -238,6 +240,9 @@ class Layers:
 
     def put(self, layer: Any, inputs: Inputs, number: int, call: Callable[[], Any]) -> None:
         """Write a probe's weights into a layer, in the way of this number; `call` lets sizes follow from an input."""
+        if self._put.get(id(layer)) == (id(inputs["W_q"]), number):
+            return
+        self._put[id(layer)] = id(inputs["W_q"]), number
         ways = self.weights(layer)
         if any(0 in size for size in ways[0].sizes(layer).values()):
             call()
@@ -253,6 +258,22 @@ class Layers:
                     new = by_heads[:, ::shared].reshape(len(new), -1)
                 read.set(layer, name, new)
         read.clear_biases(layer)
+
+
+def widths(layer: Any) -> list[int]:
+    """The widths of inputs that what a layer keeps may belong to, the likeliest first."""
+    held = {**vars(layer), **getattr(layer, "_buffers", {})}
+    numbers = [x for x in held.values() if isinstance(x, int) and not isinstance(x, bool)]
+    sizes = [int(x.shape[-1]) for x in held.values() if len(getattr(x, "shape", ())) > 0]
+    return [x for x in dict.fromkeys([*(2 * n for n in sizes), *sizes, *numbers]) if x > 0 and x % 2 == 0]
+
+
+def _width_of_table(layer: Any) -> int:
+    """Of the table that a layer adds; 0 where it keeps none."""
+    held = {**vars(layer), **getattr(layer, "_buffers", {})}
+    tables = [held[name] for name in ("P", "pe") if held.get(name) is not None] or list(held.values())
+    widths = [int(x.shape[-1]) for x in tables if len(getattr(x, "shape", ())) >= 2]
+    return widths[0] if widths else 0
 
 
 def _agrees(sizes: dict[str, tuple[int, int]]) -> bool:

@@ -12,9 +12,10 @@ from .words import said
 
 MEANS = ("attend", "hide", "add")
 _TYPES = {"attend": ("bool", "0/1"), "hide": ("bool", "0/1"), "add": ("numbers",)}
-AXES = {  # of a mask, by the layout of the inputs: the likeliest, and those that can say most, first
+AXES = {  # of a mask, by the layout of the inputs ("batch" for others): the likeliest, and those that say most, first
     "batch": ("bqk", "b1qk", "qk", "bk", "b1k", "b11k", "nqk"),
     "item": ("qk", "k"),
+    "one group": ("qk", "1qk", "k", "hqk"),
     "heads": ("b1qk", "bqk", "qk", "b11k", "bk", "bhqk"),
     "grouped": ("b1qk", "bqk", "qk", "b11k", "bk", "bhqk"),
 }
@@ -35,6 +36,7 @@ class MaskWay(NamedTuple):
     type: str  # "bool", "0/1", "numbers"
     axes: str
     past: bool = False  # it hides the future, too: the caller makes the causal mask
+    size: float = 1e30  # what is subtracted from the scores of hidden keys; so large that nothing of them is left
 
     def given(self, mask: Any, shape: tuple[int, int, int, int]) -> Any:
         """The book's mask (batch, queries, keys) in this way, float32 or bool; None if it cannot be said this way.
@@ -63,7 +65,7 @@ class MaskWay(NamedTuple):
 
     def _typed(self, mask: Any) -> Any:
         if self.means == "add":
-            return np.where(mask, 0.0, -1e9)
+            return np.where(mask, 0.0, -self.size)
         mask = mask if self.means == "attend" else ~mask
         return mask.copy() if self.type == "bool" else mask.astype(np.int64)
 
@@ -82,6 +84,6 @@ class CannotSay(ValueError):
 def ways(layout: str, means: Optional[str], past: bool) -> Iterator[MaskWay]:
     """The ways to give a mask, the likeliest first."""
     wanted = MEANS if means is None else (means,)
-    for axes, meaning in itertools.product(AXES[layout], wanted):
+    for axes, meaning in itertools.product(AXES.get(layout, AXES["batch"]), wanted):
         for type in _TYPES[meaning]:
             yield from (MaskWay(meaning, type, axes, each) for each in ((False, True) if past else (False,)))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -49,17 +48,17 @@ _ROTARY = ("softmax", "causal", *_HEADS, "causal_multi_head_rope")
 FORMS = {
     **KINDS,
     "chunked": ("chunked",),
+    "additive_weights": (*_MASKED, "additive_weights"),
     "rope_halves": ("rope_halves",),
     "causal_multi_head_rope": (*_ROTARY, "rope"),
     "causal_multi_head_rope_halves": (*_ROTARY, "rope=rope_halves"),
-    **{f"{kind}_of_mask": tuple("masked_softmax=masked_softmax_of_mask" if each == "masked_softmax" else each
-                                for each in KINDS[kind])
-       for kind in ("masked_softmax", "dot_product", "additive", "multi_head")},
-}  # fmt: skip
+}
+_BY_MASK = "masked_softmax=masked_softmax_of_mask"
+for _form in ("masked_softmax", "dot_product", "additive", "additive_weights", "multi_head"):
+    FORMS[f"{_form}_of_mask"] = tuple(_BY_MASK if each == "masked_softmax" else each for each in FORMS[_form])
 _ROOTS = {"causal_multi_head_rope_halves": "causal_multi_head_rope"}
 # How a function with lengths reads where a mask takes their place.
 _OF_MASK = [("valid_lens=None", "mask=1"), ("valid_lens is not None", "np.ndim(mask) > 0"), ("valid_lens", "mask")]
-_FILLS = (-1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -12, -15, -20, -0.1, -0.5)
 
 
 class Change(NamedTuple):
@@ -164,26 +163,33 @@ def known(form: str) -> list[Mistake]:
 
 
 _SMALL = "masked scores become {number}, not -1e6: exp({number}) is {still}, so these keys still get weight"
-_SUBTRACTED = (
-    "{taken} is subtracted from masked scores, where they become -1e6: exp({number}) is {still}, so these keys still "
-    "get weight"
+_ADDED = (
+    "{number} is added to masked scores, which should become -1e6: exp({number}) is {still}, so these keys still get weight"
 )
 
 
-def small_fills(form: str) -> list[Mistake]:
-    """Masks that hide with a small number, in place of the scores or added to them: too many for the table."""
-    found = []
-    for where, number in itertools.product((each.rpartition("=")[2] for each in FORMS[form]), _FILLS):
+def hiding_with(form: str, number: Union[float, str]) -> Iterator[Mistake]:
+    """Masks that hide with another number than -1e6, or a name: in place of the scores, or added to them."""
+    shown, still, written = number, "", number
+    if not isinstance(number, str):
+        shown, still, written = f"{number:.3g}", f"{np.exp(number):.2g}", f"{number:.6g}"
+    for change in _fills(form):
+        instead = change._replace(instead=change.line.replace("-1e6", str(written)))
+        yield Mistake("mask_small", said(_SMALL, number=shown, still=still), (instead,))
+        added = change._replace(instead=change.instead.replace("-1e6", f"({written})"))
+        yield Mistake("mask_small", said(_ADDED, number=shown, still=still), (added,))
+
+
+def subtracting(form: str, number: float) -> list[Mistake]:
+    """The mistake that subtracts a number from masked scores; [] where no function of the form masks."""
+    return [Mistake("", "", (x._replace(instead=x.instead.replace("-1e6", f"(-{number})")),)) for x in _fills(form)]
+
+
+def _fills(form: str) -> Iterator[Change]:
+    """The line of a form that masks, and the same with -1e6 added to the scores."""
+    for where in (each.rpartition("=")[2] for each in FORMS[form]):
         for line, scores in re.findall(r"(np\.where\(.*, (\w+), -1e6\))", SOURCES[where]):
-            still = f"{np.exp(number):.2g}"
-            if number != -1:  # in the table
-                instead = line.replace("-1e6", str(number))
-                words = said(_SMALL, number=number, still=still)
-                found += [Mistake("mask_small", words, (Change(where, line, instead),))]
-            instead = line.replace("-1e6", f"{scores} - {-number}")
-            words = said(_SUBTRACTED, number=number, taken=-number, still=still)
-            found += [Mistake("mask_small", words, (Change(where, line, instead),))]
-    return found
+            yield Change(where, line, line.replace("-1e6", f"{scores} + -1e6"))
 
 
 def sources(form: str, mistakes: Sequence[Mistake] = ()) -> Optional[dict[str, str]]:

@@ -41,7 +41,7 @@ _MULTI_HEAD = [(4, 4, 4, 4, 2), (4, 4, 4, 4, 2), (6, 6, 6, 6, 2), (4, 4, 4, 4, 2
 def probes(kind: str, sizes: Optional[Sizes] = None) -> list[Inputs]:
     """The probes of a kind; with `sizes`, those that fit a layer whose sizes are given."""
     kind, of_mask, _ = kind.partition("_of_mask")
-    kind = {"rope_halves": "rope"}.get(kind, kind.partition("_rope")[0])
+    kind = {"rope_halves": "rope", "additive_weights": "additive"}.get(kind, kind.partition("_rope")[0])
     made = _probes(kind, sizes)
     if not of_mask:
         return made
@@ -65,6 +65,13 @@ def _probes(kind: str, sizes: Optional[Sizes]) -> list[Inputs]:
             "valid_lens": lens,
         }
 
+    made: dict[Any, Inputs] = {}  # weights of one size are one array, so that a layer gets them once
+
+    def weights(size: Sizes) -> Inputs:
+        if size not in made:
+            made[size] = _weights(numbers, size)
+        return made[size]
+
     if kind == "masked_softmax":
         calls = [(batch, queries, keys, lens) for batch, queries, keys, lens in _CALLS]
         return [{"X": numbers(b, q, k), "valid_lens": None if n is None else np.array(n)} for b, q, k, n in calls]
@@ -72,22 +79,23 @@ def _probes(kind: str, sizes: Optional[Sizes]) -> list[Inputs]:
         return [attention(call, (d, d, v)) for call, (d, v) in zip(_CALLS, _FEATURES)]
     if kind in ("causal", "window", "chunked"):
         calls = [(b, queries if kind == "causal" else keys, keys, None) for b, queries, keys in _ALONG_TIME]
-        made = [attention(call, (d, d, v)) for call, (d, v) in zip(calls, _FEATURES)]
-        return [_along_time(kind, i, each) for i, each in enumerate(made)]
+        along = [attention(call, (d, d, v)) for call, (d, v) in zip(calls, _FEATURES)]
+        return [_along_time(kind, i, each) for i, each in enumerate(along)]
     if kind == "grouped":
-        return [_grouped(numbers, *call) for call in _GROUPED]
+        return [_grouped(numbers, i, *call) for i, call in enumerate(_GROUPED)]
     if kind == "causal_multi_head":
         given = [Sizes(h, h, h, h, heads) for h, heads in [(4, 2), (8, 2), (6, 3), (8, 2), (12, 3)]]
-        return [_of_one_input(numbers, i, sizes or each) for i, each in enumerate(given)]
+        sized = [sizes or each for each in given]
+        return [_of_one_input(numbers, i, each, weights(each)) for i, each in enumerate(sized)]
     if kind == "additive":
         widths = _ADDITIVE if sizes is None else [sizes[:4]] * len(_CALLS)
         return [
-            {**attention(call, (q, k, v)), "W_q": numbers(q, h), "W_k": numbers(k, h), "w_v": numbers(h)}
+            {**attention(call, (q, k, v)), **made.setdefault((q, k, h), _additive_weights(numbers, q, k, h))}
             for call, (q, k, v, h) in zip(_CALLS, widths)
         ]
     if kind == "multi_head":
         each = [Sizes(*one) for one in _MULTI_HEAD] if sizes is None else [sizes] * len(_CALLS)
-        return [{**attention(call, size), **_weights(numbers, size)} for call, size in zip(_CALLS, each)]
+        return [{**attention(call, size), **weights(size)} for call, size in zip(_CALLS, each)]
     return _of_one_array(kind, sizes, numbers)
 
 
@@ -124,21 +132,33 @@ def _along_time(kind: str, number: int, made: Inputs) -> Inputs:
     if kind == "window":
         more = {"window": [1, 2, 2, 3, 2, 2][number]}
     if kind != "chunked":
-        more["mask"] = hiding(batch, queries, keys) if number == 5 else True
+        more["mask"] = _late_mask(number, 6, batch, queries, keys)
     return {**made, **more, **({"offset": keys - queries} if kind == "causal" else {})}
 
 
-def _grouped(numbers: Any, batch: int, heads: int, groups: int, queries: int, keys: int) -> Inputs:
+def _late_mask(number: int, of: int, batch: int, queries: int, keys: int) -> Any:
+    """The last probe hides other keys for each query, the last but two the same ones for all queries of an item."""
+    if number == of - 1:
+        return hiding(batch, queries, keys)
+    return np.broadcast_to(hiding(batch, 1, keys), (batch, queries, keys)) if number == max(of - 3, 2) else True
+
+
+def _grouped(numbers: Any, number: int, batch: int, heads: int, groups: int, queries: int, keys: int) -> Inputs:
     d = 4 if heads == 4 else 2
     made = {"queries": numbers(batch, heads, queries, d)}
     made.update(keys=numbers(batch, groups, keys, d), values=numbers(batch, groups, keys, d))
-    return {**made, "mask": hiding(batch, queries, keys)[:, None] if batch * keys > 6 else True}
+    mask = _late_mask(number, len(_GROUPED), batch, queries, keys)
+    return {**made, "mask": mask if mask is True else mask[:, None]}
 
 
-def _of_one_input(numbers: Any, number: int, size: Sizes) -> Inputs:
+def _of_one_input(numbers: Any, number: int, size: Sizes, weights: Inputs) -> Inputs:
     batch, steps = [(1, 2), (1, 3), (2, 3), (2, 4), (2, 4)][number]
-    made = {"X": numbers(batch, steps, size.query_size), **_weights(numbers, size)}
-    return {**made, "mask": hiding(batch, steps, steps) if number == 4 else True}
+    made = {"X": numbers(batch, steps, size.query_size), **weights}
+    return {**made, "mask": _late_mask(number, 5, batch, steps, steps)}
+
+
+def _additive_weights(numbers: Any, q: int, k: int, h: int) -> Inputs:
+    return {"W_q": numbers(q, h), "W_k": numbers(k, h), "w_v": numbers(h)}
 
 
 def _weights(numbers: Any, size: Sizes) -> Inputs:

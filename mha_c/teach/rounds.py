@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from .forms import LAYOUTS, Way, doubled
+from .._recognize.roles import says_lengths
+from .answers import NEAR
+from .forms import LAYOUTS, RANKS, Way, doubled
 from .kinds import told
-from .making import Unmade
+from .making import Unmade, widths
 from .masks import CannotSay
 from .masks import ways as mask_ways
 from .mistakes import function
-from .probes import Inputs, probes
+from .probes import Inputs, Sizes, probes
 from .student import CAUSAL, WEIGHTS, Outcome, Round, Student, gradients_recorded
 
 OF_LENS = ("masked_softmax", "dot_product", "additive", "multi_head")  # kinds that hide by lengths; the others by masks
+HUGE = 1e4  # what a mask writes, where no softmax follows: -1e6, -1e9 and minus infinity are alike
+_BY_MASK = ("causal", "window", "grouped", "causal_multi_head")
 _KEPT = 4  # layouts and shapes of masks that are tried in full
 
 
@@ -37,9 +41,9 @@ class Run(NamedTuple):
 def rounds(student: Student) -> list[Round]:
     """The comparisons that exercise all that may hide a key; without any, the one of the kind."""
     kind, own = student.kind, _forms(student)
-    of_mask = (f"{kind}_of_mask",) if kind in OF_LENS else own
+    of_mask = tuple(f"{form}_of_mask" for form in own) if kind in OF_LENS else own
     made = []
-    for name, role in student.takes.items():
+    for name, role in student.takes.items() if not student.is_chunked else ():  # no mask is known there
         if role == "valid_lens":
             made.append(Round(own, "lens", name))
         elif role == "mask":
@@ -51,6 +55,21 @@ def rounds(student: Student) -> list[Round]:
     if not any(each.role in ("lens", "mask") for each in made):
         made.insert(0, Round(own))
     return made
+
+
+def takes_masks(student: Student) -> bool:
+    """Whether the book's function can be given a mask at all."""
+    return student.kind in OF_LENS or (student.kind in _BY_MASK and not student.is_chunked)
+
+
+def may_be_a_mask(asked: Round) -> bool:
+    """Whether lengths were told by place alone: a fourth argument by a name that says nothing may be a mask."""
+    return asked.role == "lens" and not says_lengths(asked.parameter)
+
+
+def as_mask(asked: Round) -> Round:
+    """The same round, with a mask in the place of lengths."""
+    return Round(tuple(f"{form}_of_mask" for form in asked.forms), "mask", asked.parameter)
 
 
 def untried(student: Student) -> list[str]:
@@ -66,6 +85,8 @@ def _forms(student: Student) -> tuple[str, ...]:
         return ("chunked",)
     if student.kind == "causal_multi_head":
         return ("causal_multi_head", "causal_multi_head_rope", "causal_multi_head_rope_halves")
+    if student.kind == "additive" and student.values_are_keys:
+        return ("additive", "additive_weights")
     return ("rope", "rope_halves") if student.kind == "rope" else (student.kind,)
 
 
@@ -81,17 +102,38 @@ def probes_for(student: Student, asked: Round, layout: str = "batch") -> list[In
 
 
 def _made_for(student: Student, asked: Round, layout: str) -> list[Inputs]:
+    if student.kind == "rope" and student.layers is not None and not student.is_class:
+        student.sizes = _size_that_fits(student, asked)
     made = [_fitting(student, each, asked) for each in probes(asked.forms[0], student.sizes)]
     made = [each for each in made if _is_answerable(student, each, asked)]
     if student.layers is not None and student.is_class and made:
         fitting = [each for each in made if student.layers.at(each) is not None]
         if not fitting:  # it makes a layer of its own size
             student.layers.any(made[-1])
-            student.layers.own_size = True
             student.sizes = student.layers.sizes(student.layers.any(made[-1]))
             return _made_for(student, asked, layout)
         made = fitting
     return [doubled(each) for each in made] if "heads" in layout else made
+
+
+def _size_that_fits(student: Student, asked: Round) -> Optional[Sizes]:
+    """Of a layer that turns pairs: the first width that its tables allow."""
+    assert student.layers is not None
+    choices = [None, *(Sizes(0, 0, 0, width) for width in widths(student.layers.at({})))]
+    for sizes in choices:
+        inputs = probes(student.kind, sizes)[1]
+        for tensors in _types(student):
+            if student(inputs, Way(tensors), asked).error is None:
+                return sizes
+    return None
+
+
+def steps_of(inputs: Inputs) -> tuple[int, int, int]:
+    """(batch, queries, keys)."""
+    first = inputs.get("queries", inputs.get("X"))
+    assert first is not None
+    keys = inputs["keys"].shape[-2] if "keys" in inputs else first.shape[-2 if "W_q" in inputs else -1]
+    return len(first), first.shape[-2], keys
 
 
 def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
@@ -100,11 +142,9 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
     if "valid_lens" in inputs and asked.role != "lens":
         inputs["valid_lens"] = None
     if "mask" in inputs and asked.role == "flag":
-        queries, keys = (inputs[name].shape[-2] for name in (("queries", "keys") if "keys" in inputs else ("X", "X")))
-        past = np.tri(queries, keys, dtype=bool)
-        inputs["mask"] = np.broadcast_to(past, (len(inputs["queries"]), queries, keys)) if queries == keys else True
-        if student.kind == "grouped" and queries == keys:
-            inputs["mask"] = inputs["mask"][:, None]
+        batch, queries, keys = steps_of(inputs)
+        past = np.broadcast_to(np.tri(queries, keys, dtype=bool), (batch, queries, keys))
+        inputs["mask"] = True if queries != keys else past[:, None] if student.kind == "grouped" else past
     elif "mask" in inputs and asked.role not in ("lens", "mask"):
         inputs["mask"] = True
     if student.has_one_head and "W_o" in inputs:
@@ -112,10 +152,20 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
         if not student.has_output:
             inputs["W_o"] = np.eye(len(inputs["W_o"]))
     if student.attends_to_itself:
-        inputs.update(keys=inputs["queries"], values=inputs["queries"])
+        _attend_to_itself(inputs)
     elif student.values_are_keys:
         inputs["values"] = inputs["keys"]
     return inputs
+
+
+def _attend_to_itself(inputs: Inputs) -> None:
+    """Keys are queries, too; a mask that is the same for all queries goes for as many queries as there are keys."""
+    mask, steps = inputs.get("mask"), inputs["keys"].shape[1]
+    if inputs["keys"].shape[-1] == inputs["queries"].shape[-1]:
+        inputs["queries"] = inputs["keys"]
+        if isinstance(mask, np.ndarray) and mask.shape[-2] != steps and (mask == mask[:, :1]).all():
+            inputs["mask"] = np.broadcast_to(mask[:, :1], (len(mask), steps, steps))
+    inputs.update(keys=inputs["queries"], values=inputs["queries"])
 
 
 def _is_answerable(student: Student, inputs: Inputs, asked: Round) -> bool:
@@ -145,22 +195,29 @@ def _fits_itself(inputs: Inputs, hiding: Any) -> bool:
 # ---- ways ----------------------------------------------------------------------------------------------------------
 
 
-def runs(student: Student, asked: Round, means: Optional[str] = None) -> list[Run]:
-    """What comes of the probes, for each way that leads somewhere: the fewest errors and other types first."""
-    found: list[tuple[tuple[int, int], int, Run]] = []
+def runs(
+    student: Student, asked: Round, means: Optional[str] = None, accepts: Callable[[Run], Any] = lambda run: False
+) -> list[Run]:
+    """What comes of the probes, for each way that leads somewhere: the fewest errors and other types first.
+
+    A run without errors that `accepts` takes is the only one.
+    """
+    found: list[tuple[tuple[float, int], int, Run]] = []
     for way in _ways(student, asked, means):
-        run = _run(student, asked, way)
+        run = run_of(student, asked, way)
         failed = sum(outcome.error is not None for outcome in run.outcomes)
-        failed += sum(_is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) if way.layout != "batch" else 0
+        failed += sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) if way.layout != "batch" else 0
         failed += way.tensors and failed < len(run.outcomes) and not takes_graphs(run)
         types = sum(outcome.dtype not in ("", way.dtype) for outcome in run.outcomes)
-        found.append(((failed, types), len(found), run))
+        if not failed and not types and accepts(run):
+            return [run]
+        found.append(((failed / max(len(run.outcomes), 1), types), len(found), run))
     ordered = [run for _, _, run in sorted(found, key=lambda each: each[:2])]
     useful = [run for run in ordered if any(outcome.error is None for outcome in run.outcomes)]
     return _distinct(useful) or ordered[:1]
 
 
-def _run(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
+def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
     kept, outcomes = [], []
     for inputs in probes_for(student, asked, way.layout)[:most]:
         try:
@@ -178,45 +235,83 @@ def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
     bases = [way._replace(weights=number) for way in bases for number in read]
     batched = [False, True] if "positions" in student.takes.values() else [False]
     bases = [way._replace(batched=each) for way in bases for each in batched]
-    laid = _best([[way._replace(layout=layout) for layout in LAYOUTS[student.kind]] for way in bases], student, asked)
+    laid = _laid(bases, student, asked)
     if asked.role != "mask":
         return laid
-    past = student.kind in CAUSAL
+    past = student.kind in CAUSAL and asked.parameter not in student.optional
     masked = [[way._replace(mask=mask) for mask in mask_ways(way.layout, means, past)] for way in laid]
-    return list(itertools.chain.from_iterable(_usable(each, student, asked) for each in masked))
+    taken: dict[Any, set[str]] = {}  # axes that are taken, where all else but weights is alike
+    for ways in masked:
+        key = ways[0].tensors, ways[0].layout
+        if key not in taken:
+            taken[key] = _usable(ways, student, asked)
+    return [way for ways in masked for way in ways if way.mask and way.mask.axes in taken[way.tensors, way.layout]]
 
 
-def _best(choices: list[list[Way]], student: Student, asked: Round) -> list[Way]:
-    """Of each list the way whose first probes, where nothing is hidden, have outputs of the right shape."""
+def _laid(bases: list[Way], student: Student, asked: Round) -> list[Way]:
+    """The ways, each with the axes that it takes; of arrays and tensors only the first, if all goes well with it."""
+    kept: list[Way] = []
+    well = False
+    for way in bases:
+        if kept and kept[0].tensors != way.tensors and well:
+            break
+        run = _best([way._replace(layout=layout) for layout in LAYOUTS[student.kind]], student, asked)
+        kept.append(run.way)
+        right_types = all(each.dtype in ("", way.dtype) and each.error is None for each in run.outcomes)
+        right_types and (not way.tensors or takes_graphs(run))
+    return kept
+
+
+def _best(ways: list[Way], student: Student, asked: Round) -> Run:
+    """The way whose first probes, where nothing is hidden, have outputs of the right shape."""
     free = asked if asked.role in ("", "lens") else asked._replace(role="")
-    found = []
-    for ways in choices:
-        tried = [_run(student, free, way, 2) for way in ways[: 1 if len(ways) == 1 else None]]
-        bad = [sum(_is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) for run in tried]
-        found.append(ways[bad.index(min(bad))])
-    return found
+    tried = [run_of(student, free, way, 2) for way in ways]
+    bad = [sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) for run in tried]
+    first = tried[bad.index(min(bad))]
+    # Of layouts with as many axes numbers tell; one with fewer may be right only because the batch is missing.
+    ranks = [RANKS.get(run.way.layout) for run in tried]
+    alike = [
+        run for run, count, rank in zip(tried, bad, ranks) if (count, rank) == (min(bad), RANKS.get(first.way.layout))
+    ]
+    return next(filter(_is_near, alike), first)
 
 
-def _usable(ways: list[Way], student: Student, asked: Round) -> list[Way]:
-    """Those whose axes are taken: of each meaning and type, in the likeliest shapes."""
+def _is_near(run: Run) -> bool:
+    """Whether all outcomes are those of one of the book's functions."""
+    for form in run.asked.forms:
+        right = [output(function(form), inputs) for inputs in run.probes]
+        if all(equal(*pair) for pair in zip(run.outcomes, right)):
+            return True
+    return False
+
+
+def in_other_layouts(run: Run, accepts: Callable[[Run], Any]) -> list[Run]:
+    """The same way with other axes: those that are accepted."""
+    others = [layout for layout in LAYOUTS[run.student.kind] if layout != run.way.layout and run.way.mask is None]
+    made = (run_of(run.student, run.asked, run.way._replace(layout=layout)) for layout in others)
+    return [each for each in made if accepts(each)]
+
+
+def _usable(ways: list[Way], student: Student, asked: Round) -> set[str]:
+    """The axes of masks that are taken, the likeliest."""
     by_axes: dict[str, list[Way]] = {}
     for way in ways:
         assert way.mask is not None
         by_axes.setdefault(way.mask.axes, []).append(way)
     bad = {}
     for axes, those in by_axes.items():
-        run = _run(student, asked, those[0])
-        pairs = list(zip(run.probes, run.outcomes, run.right))
-        # Where an output is misshapen without any mask, its shape says nothing of masks.
-        always = any(_is_misshapen(got, right) and inputs["mask"] is True for inputs, got, right in pairs)
-        failed = [got.error is not None if always else _is_misshapen(got, right) for _, got, right in pairs]
-        bad[axes] = sum(failed) / max(len(failed), 1)
+        run, free = run_of(student, asked, those[0]), asked._replace(role="", parameter="")
+        failed = 0
+        for inputs, outcome, right in zip(run.probes, run.outcomes, run.right):
+            # What fails without any mask says nothing of masks.
+            if inputs["mask"] is not True and is_misshapen(outcome, right):
+                failed += not is_misshapen(student({**inputs, "mask": True}, those[0], free), right)
+        bad[axes] = failed / max(len(run.outcomes), 1)
     chosen = sorted(by_axes, key=lambda axes: bad[axes])[:_KEPT]
-    chosen = [axes for axes in chosen if bad[axes] == bad[chosen[0]]]
-    return [way for axes in chosen for way in by_axes[axes]]
+    return {axes for axes in chosen if bad[axes] == bad[chosen[0]]}
 
 
-def _is_misshapen(outcome: Outcome, right: Any) -> bool:
+def is_misshapen(outcome: Outcome, right: Any) -> bool:
     return outcome.output is None or (right is not None and outcome.output.shape != right.shape)
 
 
@@ -274,11 +369,27 @@ def takes_graphs(run: Run) -> bool:
     return True
 
 
+def equal(outcome: Outcome, expected: Any) -> bool:
+    """Whether a result is the expected one, both None included."""
+    got = outcome.output
+    if got is None or expected is None:
+        return got is None and expected is None
+    return got.shape == expected.shape and near(got, expected)
+
+
+def near(got: Any, expected: Any) -> bool:
+    """Whether two arrays of one shape hold the same numbers."""
+    got, expected = np.clip(got, -HUGE, HUGE), np.clip(expected, -HUGE, HUGE)
+    with np.errstate(invalid="ignore"):
+        same = np.abs(got - expected) <= NEAR + NEAR * np.abs(expected)
+    return bool((same | (np.isnan(got) & np.isnan(expected))).all())
+
+
 def output(made: Any, inputs: Inputs) -> Any:
     """What a reference gives, None if it raises."""
     try:
         with np.errstate(all="ignore"):
-            return made(**inputs)
+            return made(**{name: inputs[name] for name in made.__code__.co_varnames[: made.__code__.co_argcount]})
     except Exception:
         return None
 

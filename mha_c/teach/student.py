@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -24,7 +25,7 @@ from . import book
 from .forms import Way, joined, parts
 from .making import Layers, number_of_heads
 from .masks import CannotSay
-from .probes import Inputs, Sizes
+from .probes import Inputs, Sizes, probes
 from .words import said
 
 if TYPE_CHECKING:
@@ -45,13 +46,21 @@ _BY_NAME_ALONE = {
 
 @contextmanager
 def gradients_recorded() -> Iterator[None]:
-    """As torch is by default, so that a cell without gradients is graded as any other."""
+    """As torch is by default, so that a cell without gradients is graded as any other; on one thread.
+
+    A probe has a few numbers: threads that wait for each other took 14 s for an answer of 0.7 s on a busy machine.
+    """
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield
         return
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class NoOutput(TypeError):
@@ -73,6 +82,7 @@ class Round(NamedTuple):
     forms: tuple[str, ...]
     role: str = ""  # "lens", "mask", "flag", "window", or "" where nothing is hidden
     parameter: str = ""
+    beside: str = ""  # a parameter with the same mask, without which a flag is refused
 
 
 class Student:
@@ -112,7 +122,7 @@ class Student:
     def _check_weights_as_arguments(self, wanted: tuple[str, ...]) -> None:
         """The last, W_o or w_v, may be forgotten."""
         missing = [name for name in wanted if name not in self.takes.values()]
-        others = [theirs for theirs, role in self.takes.items() if not role]
+        others = [theirs for theirs, role in self.takes.items() if not role and theirs not in self.optional]
         if missing and (missing[0] != wanted[-1] or others):
             words = said(
                 "{name}: check needs {wanted} with these names, as attributes of a layer or arguments of a function; "
@@ -128,22 +138,23 @@ class Student:
             return Sizes(0, 0, 0, 0, heads) if heads else None
         return None if self.is_class else self.layers.sizes(self.layers.at({}))
 
-    @property
+    @cached_property
     def has_one_head(self) -> bool:
         """Whether nothing says a number of heads."""
-        if self.kind not in ("multi_head", "causal_multi_head") or self.is_class or "num_heads" in self.takes.values():
+        if self.kind not in ("multi_head", "causal_multi_head") or "num_heads" in self.takes.values():
             return False
         if self.layers is None or not self.has_weights:
             return True
-        layer = self.layers.at({})
+        layer = self.layers.any(probes(self.kind)[0])
         return not number_of_heads(layer) and self.layers.weights(layer)[0].num_heads == 1
 
-    @property
+    @cached_property
     def has_output(self) -> bool:
-        """Whether it has W_o, as far as is known."""
+        """Whether it has W_o."""
         if self.layers is None or not self.has_weights:
             return "W_o" in self.takes.values()
-        return self.is_class or "W_o" in self.layers.weights(self.layers.at({}))[0].parts
+        layer = self.layers.any(probes(self.kind)[0])
+        return "W_o" in self.layers.weights(layer)[0].parts
 
     # ---- one call ------------------------------------------------------------------------------------------------
 
@@ -183,6 +194,8 @@ class Student:
                     given[theirs] = hiding
             elif role == "causal":
                 given[theirs] = (asked.role == "flag" and theirs == asked.parameter) or self.kind in CAUSAL
+            elif theirs == asked.beside:
+                given[theirs] = _hiding(part, way, "mask")
             elif role in ("mask", "valid_lens"):
                 if theirs not in self.optional:
                     given[theirs] = None

@@ -11,12 +11,12 @@ import numpy as np
 
 from . import book, lawful
 from .answers import NEAR, Answer, Example, Lines, written
-from .explaining import Explained, equal, where
+from .explaining import Explained, where
 from .forms import LAYOUTS_SAY
 from .making import Unmade
 from .mistakes import function, root, sources
 from .probes import Inputs, probes
-from .rounds import OF_LENS, Run, output
+from .rounds import OF_LENS, Run, equal, output
 from .student import NoOutput, Student, own_line
 from .words import said, say
 
@@ -30,6 +30,7 @@ SECTIONS = {  # of the book's second edition (of its first)
     "masked_softmax_of_mask": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
     "dot_product": f"{_SCORING}, Scaled Dot Product Attention (10.3.3 in the first edition)",
     "additive": f"{_SCORING}, Additive Attention (10.3.2 in the first edition)",
+    "additive_weights": f"{_SCORING}, Additive Attention (10.3.2 in the first edition)",
     "transpose_qkv": _SEVERAL, "transpose_output": _SEVERAL, "multi_head": _SEVERAL,
     "positional_encoding": _POSITIONS,
     "causal": _DECODER, "causal_multi_head": _DECODER, "causal_multi_head_rope": _DECODER,
@@ -92,7 +93,7 @@ def _beside(run: Run) -> tuple[list[str], list[Any]]:
     types = [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
     mistakes = ["dtype"] if types else []
     parts: list[Any] = [say("dtype", wanted=wanted, got=types[0])] if types else []
-    if _hides_nothing(student) and not student.attends_to_itself and not run.way.layout.startswith("one query"):
+    if _hides_nothing(student) and not student.attends_to_itself and "query" not in run.way.layout:
         mistakes += ["no_mask"]
         parts += [
             say(
@@ -128,13 +129,13 @@ def _notes(run: Run, form: str) -> list[str]:
     if any(outcome.changed for outcome in run.outcomes) and student.kind == "masked_softmax":
         notes += [say("note_writes")]
     if run.way.mask is not None:
-        notes += [say("note_mask", says=run.way.mask.says)]
+        notes += [say("note_mask", argument=run.asked.parameter, says=run.way.mask.says)]
     if _hides_nothing(student):
         notes += [say("note_no_mask")]
     if student.attends_to_itself:
         notes += [say("note_itself")]
     elif student.values_are_keys:
-        notes += [say("note_values")]
+        notes += [say("note_weights_alone" if form.startswith("additive_weights") else "note_values")]
     if layout in LAYOUTS_SAY:
         notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
     if student.kind == "rope":
@@ -154,7 +155,8 @@ def _notes(run: Run, form: str) -> list[str]:
 
 def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answer:
     """The mistakes that explain it, and beside them what is not taken."""
-    run, form = found.run, found.form
+    form = found.form
+    run = found.run._replace(right=[output(function(form), inputs) for inputs in found.run.probes])
     # Without what only carries an argument to the line that is wrong.
     texts = sources(form, [each._replace(changes=each.changes[:1]) for each in found.mistakes]) or {}
     plain = sources(form) or {}
@@ -177,8 +179,11 @@ def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answe
         *more,
     ]
     told = errors or _error(run, function(form))  # those that the mistakes explain, too: a student has met them
-    notes = [*notes, *_notes(run, form)]
-    return Answer(ids, [start, *lines, *_example(run), *told, *left, *beside, read], notes, _mask([run]))
+    tells = not any(each.id == "mask_ignored" for each in found.mistakes)  # what True means, where it means anything
+    notes = [*notes, *_notes(run if tells else run._replace(way=run.way._replace(mask=None)), form)]
+    return Answer(
+        ids, [start, *lines, *_example(run), *told, *left, *beside, read], notes, _mask([run]) if tells else None
+    )
 
 
 def _both(sentence: str, clauses: Sequence[str]) -> str:

@@ -51,7 +51,7 @@ SENTENCES = {
     "note_values": "it takes no values, so keys were the values, too.",
     "note_weights_alone": "it gives the attention weights, since it takes no values; a caller multiplies them.",
     "note_layout": "it was given {layout}.",
-    "note_mask": "{says}.",
+    "note_mask": "in {argument}, {says}.",
     "note_top_left": "with fewer queries than keys it counts from the first key (top left), as torch's is_causal "
     "does; the last queries of a sequence, which a decoder with a cache has, count from its end.",
     "note_pairs": "it turns neighbouring numbers as pairs (0 and 1, 2 and 3, ...), as the paper does; Llama's code"

@@ -1,0 +1,331 @@
+"""Right implementations in torch: functions, layers and classes as courses, books and public code write them."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+RIGHT = []
+FUSED = hasattr(F, "scaled_dot_product_attention")  # since torch 2.0
+
+
+def right(kind, where=True):
+    def register(mine):
+        if where:
+            RIGHT.append((kind, mine))
+        return mine
+
+    return register
+
+
+def heads_of(x, heads):
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+@right("dot_product")
+def attention(query, key, value, mask=None, dropout=None):
+    d_k = query.size(-1)
+    scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(d_k)
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -1e9)
+    p_attn = F.softmax(scores, dim=-1)
+    return torch.matmul(p_attn if dropout is None else dropout(p_attn), value), p_attn
+
+
+@right("dot_product", FUSED)
+def by_torchs_own(q, k, v, attn_mask=None, is_causal=False):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal and attn_mask is None)
+
+
+@right("dot_product")
+def with_lengths(q, k, v, valid_lens=None):
+    scores = torch.bmm(q, k.transpose(1, 2)) / q.shape[-1] ** 0.5
+    if valid_lens is not None:
+        lens = valid_lens.reshape(len(q), -1, 1)
+        scores = torch.where(torch.arange(k.shape[1]) < lens, scores, torch.tensor(-1e6))
+    return scores.softmax(-1) @ v
+
+
+@right("causal")
+def lower_triangle(q, k, v):
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    past = torch.tril(torch.ones(scores.shape[-2:]))
+    return scores.masked_fill(past == 0, float("-inf")).softmax(-1) @ v
+
+
+@right("causal")
+def a_bias_of_minus_infinity(query, key, value):
+    future = torch.full((query.shape[-2], key.shape[-2]), float("-inf")).triu(1)
+    return torch.softmax(torch.baddbmm(future, query, key.transpose(1, 2), alpha=query.shape[-1] ** -0.5), -1) @ value
+
+
+@right("causal")
+def an_online_softmax(q, k, v, block_size=2):
+    out, total, top = torch.zeros(*q.shape[:2], v.shape[-1]), torch.zeros(q.shape[:2]), torch.full(q.shape[:2], -1e30)
+    for keys, values, at in zip(k.split(block_size, 1), v.split(block_size, 1), range(0, k.shape[1], block_size)):
+        s = torch.einsum("bqd,bkd->bqk", q, keys) / q.shape[-1] ** 0.5
+        s = s.masked_fill(torch.arange(q.shape[1])[:, None] < at + torch.arange(keys.shape[1]), -1e30)
+        new = torch.maximum(top, s.amax(-1))
+        p, scale = (s - new[..., None]).exp(), (top - new).exp()
+        total, out, top = total * scale + p.sum(-1), out * scale[..., None] + p @ values, new
+    return out / total[..., None]
+
+
+@right("window")
+def a_band(q, k, v, window_size):
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    gap = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    return scores.masked_fill((gap < 0) | (gap >= window_size), float("-inf")).softmax(-1) @ v
+
+
+@right("rope")
+def neighbours(x, pos=0):
+    d = x.shape[-1]
+    a = (torch.arange(x.shape[-2]) + pos)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
+    out = torch.empty_like(x)
+    out[..., ::2] = x[..., ::2] * a.cos() - x[..., 1::2] * a.sin()
+    out[..., 1::2] = x[..., ::2] * a.sin() + x[..., 1::2] * a.cos()
+    return out
+
+
+class Rotary(nn.Module):
+    def __init__(self, dim, base=10000):
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / base ** (torch.arange(0, dim, 2).float() / dim))
+
+    def forward(self, x, offset=0):
+        freqs = torch.outer(torch.arange(offset, offset + x.shape[-2]).float(), self.inv_freq)
+        both = torch.cat((freqs, freqs), dim=-1)
+        one, two = x.chunk(2, dim=-1)
+        return x * both.cos() + torch.cat((-two, one), -1) * both.sin()
+
+
+right("rope")(Rotary)
+right("rope")(Rotary(8))
+
+
+@right("grouped", FUSED)
+def expanded(q, k, v, attn_mask=None):
+    b, h, _t, d = q.shape
+    g = k.shape[1]
+    k, v = (x[:, :, None].expand(b, g, h // g, -1, d).reshape(b, h, -1, d) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask)
+
+
+# ---- one input -------------------------------------------------------------------------------------------------------
+
+
+class SelfAttentionV1(nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.W_query, self.W_key, self.W_value = (nn.Parameter(torch.rand(d_in, d_out)) for _ in range(3))
+
+    def forward(self, x):
+        scores = (x @ self.W_query) @ (x @ self.W_key).transpose(-2, -1)
+        return torch.softmax(scores / self.W_key.shape[-1] ** 0.5, dim=-1) @ (x @ self.W_value)
+
+
+right("multi_head")(SelfAttentionV1)
+right("multi_head")(SelfAttentionV1(6, 4))
+
+
+class CausalAttention(nn.Module):
+    def __init__(self, d_in, d_out, context_length, dropout, qkv_bias=False):
+        super().__init__()
+        self.W_query, self.W_key, self.W_value = (nn.Linear(d_in, d_out, bias=qkv_bias) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
+
+    def forward(self, x):
+        _b, num_tokens, _d_in = x.shape
+        keys, queries, values = self.W_key(x), self.W_query(x), self.W_value(x)
+        scores = queries @ keys.transpose(1, 2)
+        scores.masked_fill_(self.mask.bool()[:num_tokens, :num_tokens], -torch.inf if hasattr(torch, "inf") else -1e30)
+        return self.dropout(torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)) @ values
+
+
+right("causal_multi_head")(CausalAttention)
+
+
+class FusedByHeads(nn.Module):
+    """The rows of the projection belong to heads: q, k and v of the first, then those of the second."""
+
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv_proj, self.o_proj = nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv_proj(x).unflatten(-1, (self.num_heads, -1)).permute(0, 2, 1, 3).chunk(3, dim=-1)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -9e15)
+        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+right("multi_head")(FusedByHeads)
+right("multi_head")(FusedByHeads(12, 3))
+
+
+class ViT(nn.Module):
+    def __init__(self, dim, heads=8, dim_head=64, dropout=0.0):
+        super().__init__()
+        self.heads, self.scale = heads, dim_head**-0.5
+        self.to_qkv, self.to_out = nn.Linear(dim, dim_head * heads * 3, bias=False), nn.Linear(dim_head * heads, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        q, k, v = (heads_of(each, self.heads) for each in self.to_qkv(x).chunk(3, dim=-1))
+        weights = self.dropout((q @ k.transpose(-1, -2) * self.scale).softmax(dim=-1))
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+
+
+right("multi_head")(ViT)
+right("multi_head")(ViT(16, 2, 4))
+
+
+class FromADictionary(nn.Module):
+    def __init__(self, cfg):
+        super().__init__()
+        self.heads = cfg["n_heads"]
+        self.att = nn.ModuleDict({n: nn.Linear(cfg["emb_dim"], cfg["emb_dim"], bias=cfg["qkv_bias"]) for n in "qkv"})
+        self.out_proj, self.drop = nn.Linear(cfg["emb_dim"], cfg["emb_dim"]), nn.Dropout(cfg["drop_rate"])
+        self.length = cfg["context_length"]
+
+    def forward(self, x):
+        q, k, v = (heads_of(self.att[name](x), self.heads) for name in "qkv")
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out_proj(out.transpose(1, 2).flatten(2))
+
+
+right("causal_multi_head", FUSED)(FromADictionary)
+
+
+class SharedKeys(nn.Module):
+    """Fewer heads of keys and values than of queries."""
+
+    def __init__(self, d_model=8, n_heads=4, n_kv_heads=2):
+        super().__init__()
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
+        width = d_model // n_heads * n_kv_heads
+        self.wq, self.wo = nn.Linear(d_model, d_model, bias=False), nn.Linear(d_model, d_model, bias=False)
+        self.wk, self.wv = nn.Linear(d_model, width, bias=False), nn.Linear(d_model, width, bias=False)
+
+    def forward(self, x):
+        q = heads_of(self.wq(x), self.n_heads)
+        k, v = (heads_of(f(x), self.n_kv_heads).repeat_interleave(self.n_heads // self.n_kv_heads, 1)
+                for f in (self.wk, self.wv))  # fmt: skip
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.wo(out.transpose(1, 2).flatten(2))
+
+
+right("causal_multi_head", FUSED)(SharedKeys(8, 4, 2))
+right("causal_multi_head", FUSED)(SharedKeys(12, 3, 1))
+
+
+class MayBeCausal(nn.Module):
+    def __init__(self, d_model, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.query, self.key, self.value, self.proj = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x, mask=None, is_causal=False):
+        q, k, v = (heads_of(f(x), self.num_heads) for f in (self.query, self.key, self.value))
+        if is_causal:
+            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        return self.proj(F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
+right("multi_head", FUSED)(MayBeCausal)
+
+
+# ---- three inputs ----------------------------------------------------------------------------------------------------
+
+
+class Transposed(nn.Module):
+    """Heads are split after the projection, with names of another school."""
+
+    def __init__(self, n_head, d_model, d_k, d_v, dropout=0.1):
+        super().__init__()
+        self.n_head, self.d_k, self.d_v = n_head, d_k, d_v
+        self.w_qs, self.w_ks = (nn.Linear(d_model, n_head * d_k, bias=False) for _ in range(2))
+        self.w_vs, self.fc = nn.Linear(d_model, n_head * d_v, bias=False), nn.Linear(n_head * d_v, d_model, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, q, k, v, mask=None):
+        q, k, v = (heads_of(f(x), self.n_head) for f, x in ((self.w_qs, q), (self.w_ks, k), (self.w_vs, v)))
+        scores = torch.matmul(q / self.d_k**0.5, k.transpose(2, 3))
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        out = (self.dropout(scores.softmax(-1)) @ v).transpose(1, 2).contiguous().flatten(2)
+        return self.dropout(self.fc(out)), scores
+
+
+right("multi_head")(Transposed)
+right("multi_head")(Transposed(2, 8, 4, 3))
+
+
+class TimeFirst(nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def forward(self, query, key, value):
+        t, b, _ = query.shape
+        q, k, v = (f(x).reshape(len(x), b * self.num_heads, -1).transpose(0, 1)
+                   for f, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))  # fmt: skip
+        out = torch.bmm((q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1), v)
+        return self.out_proj(out.transpose(0, 1).reshape(t, b, -1))
+
+
+class WithoutSizes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(20, 60), nn.Linear(20, 20)
+
+    def forward(self, x):
+        q, k, v = (heads_of(each, 5) for each in self.qkv(x).chunk(3, -1))
+        return self.proj(((q @ k.transpose(-1, -2)) / 2).softmax(-1).matmul(v).transpose(1, 2).flatten(2))
+
+    num_heads = 5
+
+
+right("multi_head")(WithoutSizes)
+right("multi_head")(nn.MultiheadAttention(8, 2, batch_first=True))
+
+
+class OneQuery(nn.Module):
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.Wa, self.Ua, self.Va = (nn.Linear(hidden_size, n) for n in (hidden_size, hidden_size, 1))
+
+    def forward(self, query, keys):
+        scores = self.Va(torch.tanh(self.Wa(query) + self.Ua(keys))).squeeze(2).unsqueeze(1)
+        weights = F.softmax(scores, dim=-1)
+        return torch.bmm(weights, keys), weights
+
+
+right("additive")(OneQuery)
+
+
+class Positions(nn.Module):
+    def __init__(self, d_model, dropout=0.1, max_len=5000):
+        super().__init__()
+        self.dropout = nn.Dropout(p=dropout)
+        pe = torch.zeros(max_len, d_model)
+        at = torch.arange(0, max_len).unsqueeze(1)
+        div_term = torch.exp(torch.arange(0, d_model, 2) * -(math.log(10000.0) / d_model))
+        pe[:, 0::2], pe[:, 1::2] = torch.sin(at * div_term), torch.cos(at * div_term)
+        self.register_buffer("pe", pe.unsqueeze(0))
+
+    def forward(self, x):
+        return self.dropout(x + self.pe[:, : x.size(1)].requires_grad_(False))
+
+
+right("positional_encoding")(Positions)
+right("positional_encoding")(Positions(512))

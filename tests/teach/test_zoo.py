@@ -1,0 +1,120 @@
+"""check on a zoo: right implementations are right, each mistake is named first, and no argument is left untried.
+
+The zoo is written in forms that students use now: tests/support/zoo_*.py.
+"""
+
+import functools
+import inspect
+import time
+
+import pytest
+
+import needs
+import zoo_functions
+import zoo_right
+from mha_c import teach
+
+SECONDS = 1  # an answer's, of CPU time: 0.5 at most on a machine that does nothing else
+SAME = {"mask_small_10": "mask_small", "softmax_axis_heads": "softmax_axis"}
+try:
+    import zoo_layers
+    import zoo_right_torch
+except ImportError:  # without torch: the forms in NumPy alone
+    MAKERS, RIGHT = zoo_functions.FUNCTIONS, zoo_right.RIGHT
+else:
+    MAKERS = zoo_functions.FUNCTIONS + zoo_layers.FUNCTIONS
+    RIGHT = zoo_right.RIGHT + zoo_right_torch.RIGHT
+WRONG = [(kind, make, id, options) for kind, make, options in MAKERS for id in make.mistakes]
+
+
+def label(value):
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def answered(mine, kind, **options):
+    started = time.process_time()
+    answer = teach.check(mine, kind, **options)
+    assert time.process_time() - started < SECONDS, answer
+    return answer
+
+
+@pytest.mark.parametrize(("kind", "mine"), RIGHT, ids=label)
+def test_a_right_one_is_right(kind, mine):
+    answer = answered(mine, kind)
+    assert answer.ok and answer.mistakes == [], answer
+
+
+@pytest.mark.parametrize(("kind", "make"), [each[:2] for each in MAKERS], ids=label)
+def test_a_style_without_its_mistakes_is_right(kind, make):
+    answer = answered(make(), kind)
+    assert answer.ok and answer.mistakes == [], answer
+    assert teach.laws(make(), kind).ok, teach.laws(make(), kind)
+
+
+@pytest.mark.parametrize(("kind", "make", "id", "options"), WRONG, ids=label)
+def test_a_mistake_is_named_first(kind, make, id, options):
+    answer = answered(make(id), kind, **options)
+    assert not answer.ok and answer.mistakes[0] == SAME.get(id, id), answer
+
+
+def test_it_is_a_zoo():
+    needs.module("torch")
+    assert len(RIGHT) + len(MAKERS) >= 120 and len(WRONG) >= 200
+
+
+# ---- what True means -------------------------------------------------------------------------------------------------
+
+TAKES_MASKS = [(kind, make) for kind, make, _ in MAKERS if "mask_ignored" in make.mistakes]
+
+
+@pytest.mark.parametrize(("kind", "make"), TAKES_MASKS, ids=label)
+def test_the_other_meaning_is_a_mistake(kind, make):
+    found = teach.check(make(), kind).mask
+    means = "add" if "is added" in found else "hide" if "hides a key" in found.partition(",")[0] else "attend"
+    assert teach.check(make(), kind, mask=means).ok
+    for other in {"attend", "hide", "add"} - {means}:
+        answer = teach.check(make(), kind, mask=other)
+        assert not answer.ok, answer
+        if "add" not in (means, other):
+            assert answer.mistakes == ["mask_inverted"], answer
+
+
+# ---- ok only if all that may hide keys was tried -------------------------------------------------------------------
+
+
+def with_one_more(mine, name, default):
+    """The same, with one more argument that does nothing."""
+
+    @functools.wraps(mine)
+    def more(*arguments, **named):
+        named.pop(name, None)
+        return mine(*arguments, **named)
+
+    given = list(inspect.signature(mine).parameters.values())
+    more.__signature__ = inspect.Signature(
+        [*given, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)]
+    )
+    return more
+
+
+FUNCTIONS = [(kind, mine) for kind, mine in RIGHT if inspect.isfunction(mine)]
+FUNCTIONS += [(kind, make()) for kind, make, _ in MAKERS if inspect.isfunction(make())]
+NOTHING_TO_HIDE = ("rope", "positional_encoding")
+HIDDEN_ALREADY = ("causal", "window", "causal_multi_head")
+HIDING = {"attention_mask": None, "valid_lens": None, "is_causal": False, "something": None, "key_padding_mask": None}
+
+
+@pytest.mark.parametrize(("kind", "mine"), FUNCTIONS, ids=label)
+def test_an_argument_that_does_nothing_is_not_passed_over(kind, mine):
+    for name, default in HIDING.items():
+        if name in inspect.signature(mine).parameters:
+            continue
+        if kind in NOTHING_TO_HIDE or (name == "is_causal" and kind in HIDDEN_ALREADY):
+            continue
+        answer = teach.check(with_one_more(mine, name, default), kind)
+        assert not answer.ok, (name, answer)
+
+
+def test_what_hides_nothing_is_no_matter():
+    for name, default in {"dropout": 0.0, "training": False, "need_weights": True, "scale": None}.items():
+        assert teach.check(with_one_more(zoo_right.sdpa, name, default), "dot_product").ok
