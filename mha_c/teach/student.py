@@ -189,13 +189,13 @@ class Student:
         given: Inputs = {}
         for theirs, role in self.takes.items():
             if theirs == asked.parameter and asked.role in ("lens", "mask"):
-                hiding = _hiding(part, way, asked.role)
+                hiding = _hiding(part, way, asked.role, theirs not in self.optional)
                 if hiding is not None or theirs not in self.optional:
                     given[theirs] = hiding
             elif role == "causal":
                 given[theirs] = (asked.role == "flag" and theirs == asked.parameter) or self.kind in CAUSAL
             elif theirs == asked.beside:
-                given[theirs] = _hiding(part, way, "mask")
+                given[theirs] = _hiding(part, way, "mask", False)
             elif role in ("mask", "valid_lens"):
                 if theirs not in self.optional:
                     given[theirs] = None
@@ -234,8 +234,8 @@ class Student:
 CAUSAL = ("causal", "window", "causal_multi_head")  # kinds that hide the future without being told to
 
 
-def _hiding(part: Inputs, way: Way, role: str) -> Any:
-    """Lengths or a mask, as this way has them."""
+def _hiding(part: Inputs, way: Way, role: str, needed: bool) -> Any:
+    """Lengths or a mask, as this way has them; a mask without a default is never None."""
     if role == "lens":
         if "valid_lens" in part:
             return _typed(part["valid_lens"], "valid_lens", way)
@@ -247,7 +247,9 @@ def _hiding(part: Inputs, way: Way, role: str) -> Any:
             raise CannotSay
         return _typed(lens[:, 0] if (lens == lens[:, :1]).all() else lens, "valid_lens", way)
     assert way.mask is not None
-    return _typed(way.mask.given(part["mask"], part["shape"]), "mask", way)
+    batch, _, queries, keys = part["shape"]
+    mask = np.ones((batch, queries, keys), dtype=bool) if needed and part["mask"] is True else part["mask"]
+    return _typed(way.mask.given(mask, part["shape"]), "mask", way)
 
 
 def _positions(part: Inputs, batched: bool) -> Any:
