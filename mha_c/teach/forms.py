@@ -23,7 +23,7 @@ LAYOUTS = {  # of each kind, the book's own first
     "window": ("batch", "item", "heads"),
     "grouped": ("grouped", "one group"),
     "rope": ("batch", "item", "heads", "steps, heads"),
-    "additive": ("batch", "one query", "one query, time first", "a single query", "item"),
+    "additive": ("batch", "one query", "one query, time first", "single_query", "item"),
     "multi_head": ("batch", "item", "time first"),
     "causal_multi_head": ("batch", "item", "time first"),
     "positional_encoding": ("batch", "item"),
@@ -37,7 +37,7 @@ LAYOUTS_SAY = {
     "heads": "(batch, heads, steps, features)",
     "steps, heads": "(batch, steps, heads, features)",
     "time first": "(steps, batch, features)",
-    "a single query": "one query for each item, (batch, 1, features)",
+    "single_query": "one query for each item, (batch, 1, features)",
     "one query": "one query for each item, (batch, features)",
     "one query, time first": "one query for each item, (batch, features), and keys as (steps, batch, features)",
 }
@@ -83,8 +83,8 @@ def parts(inputs: Inputs, layout: str) -> list[Inputs]:
     if layout in ("item", "one group"):
         each = [{name: _item(name, x, i) for name, x in inputs.items()} for i in range(batch)]
         return [{**one, "shape": (1, first.shape[1] if layout == "one group" else heads, *shape[2:])} for one in each]
-    if "one query" in layout or layout == "a single query":
-        kept = [slice(i, i + 1) if layout == "a single query" else i for i in range(shape[2])]
+    if "one query" in layout or layout == "single_query":
+        kept = [slice(i, i + 1) if layout == "single_query" else i for i in range(shape[2])]
         each = [{**inputs, "queries": inputs["queries"][:, k], **_of_query(inputs, i)} for i, k in enumerate(kept)]
         turns = [name for name in ("keys", "values") if "time" in layout and name in inputs]
         each = [{**one, **{name: one[name].swapaxes(0, 1) for name in turns}} for one in each]
@@ -131,7 +131,7 @@ def joined(outputs: Sequence[Any], layout: str) -> Any:
     """The outputs of a probe's calls as the book has them: arrays, or tensors with their graph."""
     if layout in ("item", "one group"):
         return _stacked(outputs, 0)
-    if "one query" in layout or layout == "a single query":
+    if "one query" in layout or layout == "single_query":
         return _stacked([x[:, 0] if x.ndim == 3 and x.shape[1] == 1 else x for x in outputs], 1)
     x = outputs[0]
     if layout == "time first":

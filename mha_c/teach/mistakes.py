@@ -164,7 +164,8 @@ def known(form: str) -> list[Mistake]:
 
 _SMALL = "masked scores become {number}, not -1e6: exp({number}) is {still}, so these keys still get weight"
 _ADDED = (
-    "{number} is added to masked scores, which should become -1e6: exp({number}) is {still}, so these keys still get weight"
+    "{number} is added to masked scores, which should become -1e6: exp({number}) is {still}, "
+    "so these keys still get weight"
 )
 
 
