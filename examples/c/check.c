@@ -150,13 +150,13 @@ diagonal(int items, int size, double factor)
 
 /* A length for each query: given so, or one for each item of the batch. */
 static const int *
-lengths(struct numbers lens, int batch, int n_queries, int causal)
+lengths(struct numbers lens, int batch, int n_queries)
 {
     int *found = memory((size_t)batch * n_queries, sizeof *found);
     for (int i = 0; i < batch * n_queries; i++) {
-        found[i] = causal ? i % n_queries + 1 : lens.count ? (int)lens.x[lens.rank == 1 ? i / n_queries : i] : 0;
+        found[i] = lens.count ? (int)lens.x[lens.rank == 1 ? i / n_queries : i] : 0;
     }
-    return lens.count || causal ? found : NULL;
+    return lens.count ? found : NULL;
 }
 
 /* One case of vectors.json as a call of multi-head attention; kinds without heads are one head with W that change
@@ -177,7 +177,7 @@ add_case(const char *kind, int number, const char *at, const char *end)
     a->queries = widened(q, d, size);
     a->keys = softmax ? diagonal(a->batch, size, 1) : widened(k, d, size);
     a->values = softmax ? diagonal(a->batch, size, 1) : widened(v, d_v, size);
-    a->valid_lens = lengths(numbers(at, end, "valid_lens"), a->batch, a->n_queries, !strcmp(kind, "causal"));
+    a->valid_lens = lengths(numbers(at, end, "valid_lens"), a->batch, a->n_queries);
     double scale = softmax ? sqrt(size) : sqrt((double)size / d);
     const char *names[] = {"W_q", "W_k", "W_v", "W_o"};
     const real **places[] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
@@ -425,8 +425,8 @@ main(int n_words, char **words)
     size_t count = fread(text, 1, (1 << 20) - 1, file);
     fclose(file);
     text[count] = 0;
-    const char *kinds[] = {"multi_head", "dot_product", "causal", "masked_softmax"};
-    for (int i = 0; i < 4; i++) {
+    const char *kinds[] = {"multi_head", "dot_product", "masked_softmax"};
+    for (int i = 0; i < 3; i++) {
         add_vectors(text, kinds[i]);
     }
     add_own("a call whose sizes all differ", 1, 5);
