@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Tensor:
     """Softmax over the first `valid_lens` elements of X's last axis; all other elements become 0.
 
+    A row in which a NaN counts is NaN throughout, as in d2l; a NaN that does not count has no influence.
+
     Examples
     --------
     >>> import torch, mha_c.torch

@@ -21,7 +21,7 @@ LOADERS = {"load", "loads", "fromfile", "system", "popen", "unpickle"}
 # JSON is numbers and words; Windows is asked for the processors of this process, through a function of its own.
 HARMLESS = {"json.loads"}
 # The book with a line changed, which is our own text, and what a student gives to have it run.
-TEACHING = {f"teach/{name}.py: {runs}" for name in ("mistakes", "puzzles") for runs in ("compile", "exec")}
+TEACHING = {f"teach/{name}.py: {runs}" for name in ("mistakes", "puzzles", "files") for runs in ("compile", "exec")}
 ALLOWED = {"config.py: ctypes"} | TEACHING
 
 
