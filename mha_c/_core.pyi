@@ -88,7 +88,7 @@ def layer_step(
     valid_lens: Optional[_Array],  # of all rows, the new ones included
     projections: _Projections,
     w_v: Optional[_Array],
-    num_heads: int,
+    num_heads: Union[int, Tuple[int, int]],  # or (of queries, of keys and values)
     empty_rows: _EmptyRows,
     dropout: float,
     seed: _Seed,
@@ -101,8 +101,8 @@ def layer_step(
     /,
 ) -> Tuple[_Array, _Kept]:
     """One call of a decoder: W_k keys and W_v values go behind the rows in the cache, and the queries attend to the
-    first `longest` of them.  (out, kept) as from layer_forward.  num_heads may be (of queries, of keys and values):
-    query head h uses key head h // (their ratio).  `turn` rotates the projected queries and the new rows of keys."""
+    first `longest` of them.  (out, kept) as from layer_forward.  With two numbers of heads, query head h
+    uses key head h // (their ratio).  `turn` rotates the projected queries and the new rows of keys."""
 
 def attention_weights(
     q: _Array,  # (B, H, Q, D)

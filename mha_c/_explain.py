@@ -21,8 +21,8 @@ from ._arguments.calls import refuses_at_the_call
 from ._arguments.options import OPTIONS, causal_lengths, core_options, projected
 from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of
 from ._decoder.steps import DecodingLayer, check_cache
-from ._layer.call import AttentionLayer, Plan
-from ._layer.plan import BOOK_NAMES
+from ._layer.call import AttentionLayer
+from ._layer.plan import BOOK_NAMES, Plan
 from ._layer.rotating import RotatesHeads
 from ._recognize import THREE_LINES
 from .config import SECONDS, in_words
@@ -151,7 +151,7 @@ def _not_a_layer(call: Any) -> TypeError:
 
 
 def _explain_layer(
-    layer: AttentionLayer,
+    layer: Any,  # an AttentionLayer; with a cache, any layer that decodes
     queries: Any = None,
     keys: Any = None,
     values: Any = None,
@@ -230,7 +230,7 @@ def _explain_heads(layer: RotatesHeads, *args: Any, cache: Any = None, **options
         own = args if len(args) > 1 else args * 3
         return _explain_layer(layer, *own[:3], cache=cache, **options)
     given: list[Any] = []
-    spy = copy.copy(layer)  # its call stops where the layer's own would compute
+    spy: Any = copy.copy(layer)  # its call stops where the layer's own would compute
     vars(spy)["_run"] = lambda *arguments: given.extend(arguments)
     spy(*args, **options)
     inputs, _, valid_lens, causal, _, *projected = given

@@ -135,7 +135,7 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     if is_tensor(value) and value.ndim == 0:
         value = value.item()
     if array.dtype.kind in "biufc":
-        limits = {"b": lambda _: None, "f": np.finfo, "c": np.finfo}.get(array.dtype.kind, np.iinfo)
+        limits: Any = {"b": lambda _: None, "f": np.finfo, "c": np.finfo}.get(array.dtype.kind, np.iinfo)
         value = scalars.element(value, array.dtype, limits(array.dtype))
     out = array.copy()
     out[np.arange(array.shape[1]) >= lens[:, None]] = value

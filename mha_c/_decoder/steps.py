@@ -121,7 +121,7 @@ class Decodes(Planned):
         lens = kv._valid_lens if valid_lens is None else to_lengths(valid_lens)
         return kv._keys, values if kv._values is None else kv._values, lens
 
-    def _step(self, cache: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
+    def _step(self, cache: KeyValueCache, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         queries, keys, values = arrays

@@ -25,7 +25,7 @@ def lacks(**words: str) -> Callable[[Kind], Kind]:
     """Decorates a class of layers: {word: why it means nothing there}.  A word is a method, or a function that takes a
     layer, which asks `check_has`."""
 
-    def noted(kind: Kind) -> Kind:
+    def noted(kind: Any) -> Any:
         kind._lacks = {**lacking(kind), **words}
         for word in words:
             if word in METHODS:

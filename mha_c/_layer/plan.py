@@ -68,9 +68,7 @@ class Planned(Layer):
             plan = self._plan = self._make_plan(queries, states)
         return plan
 
-    def _with_plan(
-        self, inputs: tuple[Array, Array, Array], check: Callable[[Plan], Any], run: Callable[[Plan], Any]
-    ) -> Any:
+    def _with_plan(self, inputs: tuple[Array, ...], check: Callable[[Plan], Any], run: Callable[[Plan], Any]) -> Any:
         """run(plan).  While a size is not known, check(plan) comes first, with weights of 0: a call that it refuses
         sets no size, and draws no numbers from a stream that others may draw from, too."""
         plan = self._current_plan(inputs[0])

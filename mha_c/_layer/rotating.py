@@ -80,7 +80,7 @@ class RotatesHeads(Decodes, Viewable):
         return like_input(out, as_tensor)
 
     def _run(
-        self, inputs: list[Array], as_tensor: bool, valid_lens: Any, causal: Any, training: Any,
+        self, inputs: tuple[Array, ...], as_tensor: bool, valid_lens: Any, causal: Any, training: Any,
         projected: tuple[Any, ...] = (),
     ) -> Any:  # fmt: skip
         """inputs: queries, keys, values; or queries alone, and the other two projected (and turned) already."""
@@ -98,10 +98,10 @@ class RotatesHeads(Decodes, Viewable):
                 options = (np.array(options[0]), *options[1:])  # the caller may change them
             out, _, _, *stats = attention_forward(q, k, v, None, *options[:-1], False, False, in_training, None, None)
             if in_training:
-                self._record = _Record(plan.states, tuple(inputs), (q, k, v), options, out, stats[0], as_tensor)
+                self._record = _Record(plan.states, inputs, (q, k, v), options, out, stats[0], as_tensor)
             return self._finish(linear(_join(out), out_of), Scores(q, k, None, options), as_tensor)
 
-        return self._with_plan(tuple(inputs), run, run)
+        return self._with_plan(inputs, run, run)
 
     def _weights(self) -> tuple[Array, bool]:
         """(weights of the last call (B, H, Q, K), whether the inputs were tensors)."""

@@ -56,7 +56,8 @@ def trained(sentence: str = SENTENCE) -> tuple[MultiHeadAttention, Array, list[s
     1.0
     """
     written = json.loads(FILE.read_text(encoding="utf-8"))
-    arrays = {name: _numbers(*packed, written["step"]) for name, packed in written["weights"].items()}
+    step, packed = written["step"], written["weights"].items()
+    arrays = {name: _numbers(rows, columns, bits, step) for name, (rows, columns, bits) in packed}
     words = written["words"]
     tokens = sentence.split()
     unknown = [word for word in tokens if word not in words]

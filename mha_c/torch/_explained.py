@@ -153,7 +153,9 @@ class HeadSizes(NamedTuple):
 
     @classmethod
     def of(cls, module: Any) -> HeadSizes:
-        joined = getattr(module, roles_of(module)[3]).in_features
+        roles = roles_of(module)
+        assert roles is not None  # it has heads
+        joined = getattr(module, roles[3]).in_features
         return cls(module.num_heads, getattr(module, "num_kv_heads", module.num_heads), joined // module.num_heads)
 
 

@@ -99,7 +99,7 @@ def _timed(call: Callable[..., None], modules: Sequence[nn.Module], inputs: Any,
         for module, own in zip(modules, times):
             own.append(timeit.timeit(partial(call, module, inputs), number=1))
     theirs, ours = (1e6 * np.median(own) for own in times)
-    low, high = np.percentile(np.divide(*times), [10, 90])
+    low, high = np.percentile(np.divide(times[0], times[1]), [10, 90])
     return {
         "us": float(theirs),
         "ours_us": float(ours),

@@ -94,7 +94,7 @@ class MultiheadAttention(nn.MultiheadAttention, ShowsWeights, Viewable):
         )  # fmt: skip
         out, weights = found if need_weights else (found, None)
         own = None if bias is None else bias.clone()  # it may be the caller's, who may change it
-        tensors = AttentionTensors(*heads, keep_mask=keep, bias=own)
+        tensors = AttentionTensors(heads[0], heads[1], heads[2], keep_mask=keep, bias=own)
         self.__dict__["_last"] = last_of(AttentionCall(), tensors, Attended(out, weights), (False, False))
         out = self.out_proj(out.transpose(1, 2).flatten(2)).transpose(0, of_batch)
         if weights is not None and average_attn_weights:

@@ -259,8 +259,8 @@ class Steps(NamedTuple):
                 torch.from_numpy(np.where(counted, x[:, :n_rows], 0).astype(x.dtype)).to(keys.dtype) for x in rooms
             ]
         k, v = (x[:, :n_rows] for x in rooms)
-        steps = span.steps_of_rows(after)[:, :n_rows] if span.rolls else None
-        return Seen(k, v, None if seen is None else torch.from_numpy(seen), None, steps, caches.most(after))
+        of_rows = span.steps_of_rows(after)[:, :n_rows] if span.rolls else None
+        return Seen(k, v, None if seen is None else torch.from_numpy(seen), None, of_rows, caches.most(after))
 
 
 def check_cache(module: Any, cache: Any, training: Optional[bool]) -> None:

@@ -43,6 +43,8 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     """
 
     __slots__ = ("_recorded",)
+    _keys: Tensor
+    _values: Optional[Tensor]
     _recorded: bool
     _same = staticmethod(Held.same)
 
@@ -66,7 +68,7 @@ class ProjectedKeyValues(caches.ProjectedKeyValues):
     @twin(caches.ProjectedKeyValues.reorder)
     def reorder(self, index: Any) -> Any:
         """Copy the items index[0], index[1], ... into a new object, for beam search."""
-        keys: Any = self._keys
+        keys = self._keys
         order = order_of_tensors(index, keys.shape[0], elsewhere(keys))
         found = self._of(order.to(keys.device, non_blocking=elsewhere(keys)))
         found._recorded = self._recorded
