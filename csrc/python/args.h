@@ -237,6 +237,7 @@ typedef struct {
     size_t per_batch; /* 1, or the number of queries */
 } mha_py_lengths;
 
+/* keys: how many there are, for a warning of masks; 0 if the lengths are no user's. */
 void mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, npy_intp keys,
                          mha_py_lengths *lengths);
 mha_visibility mha_py_visibility(const mha_py_lengths *lengths);

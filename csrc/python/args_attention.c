@@ -147,13 +147,14 @@ note_sizes(mha_py_attention *attention)
 
 /* What restricts the keys of arrays that are taken. */
 static void
-take_restrictions(mha_py_call *call, PyObject *const *values, mha_py_attention *attention)
+take_restrictions(mha_py_call *call, PyObject *const *values, int is_part, mha_py_attention *attention)
 {
     mha_attention_args *args = &attention->args;
     const mha_py_array *q = &attention->q;
+    /* The lengths of a part were cut from a user's, so they are no mask by mistake. */
+    const npy_intp keys = is_part ? 0 : attention->scores[q->rank - 1];
 
-    mha_py_take_lengths(call, values[LENS], q->shape[0], q->shape[q->rank - 2], attention->scores[q->rank - 1],
-                        &attention->lengths);
+    mha_py_take_lengths(call, values[LENS], q->shape[0], q->shape[q->rank - 2], keys, &attention->lengths);
     args->visible.valid_lens = attention->lengths.data;
     args->visible.lens_per_batch = attention->lengths.per_batch;
     args->keep_mask = mha_py_broadcast(call, &attention->keep_mask, q->rank, attention->scores);
@@ -218,7 +219,7 @@ mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *orig
         return; /* what follows reads their sizes */
     }
     note_sizes(attention);
-    take_restrictions(call, values, attention);
+    take_restrictions(call, values, mha_py_given(origin), attention);
     take_terms(call, terms, attention);
     if (values[SEED] != NULL) {
         mha_py_draw_seed(call, values[SEED], &attention->args.seed);

@@ -52,6 +52,27 @@ def test_a_mask_in_the_place_of_lengths_warns_once(call, mask, warns):
     assert done.stdout.count("said once") == warns
 
 
+PIECES = """
+import warnings
+import numpy as np
+from mha_c import _summary, functional
+_summary.PIECE = 8
+X = np.ones((1, 4, 8))
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    functional.weights_summary(X, X, valid_lens=[[1, 0, 3, 4]], causal=True)
+    print(len(seen))
+    functional.weights_summary(X, X, valid_lens=[[1, 0, 1, 1]])
+print(*[str(one.message) for one in seen])
+"""
+
+
+def test_a_piece_of_lengths_is_no_mask_by_mistake():
+    """The first two queries of four, which see two keys, have the lengths 1 and 0; the second call has a mask."""
+    done = children.python("-c", PIECES)
+    assert done.stdout.startswith("0\n") and done.stdout.count("said once") == 1, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("lens", ["[-1, 3]", "np.array([-1, 3])", "[0, 9]"])
 def test_a_length_below_0_warns_once_in_the_callers_line(lens):
     done = children.python("-c", NEGATIVE.format(lens=lens))
