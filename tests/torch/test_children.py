@@ -151,6 +151,21 @@ def shapes(value):
     return None if value is None else tuple(value.shape)
 
 
+@pytest.mark.parametrize("name", ["W_q", "W_k", "W_v", "W_o"])
+def test_a_hook_changes_nothing_that_dropout_drops(name):
+    """What is dropped depends on seed, item, head, query and key, whoever looks at a projection."""
+    layer, found = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.5), []
+    for _ in range(2):
+        tensors = inputs(requires_grad=True)
+        torch.manual_seed(1)
+        out = layer(*tensors, [3, 2])
+        grads = torch.autograd.grad(out.square().sum(), [*tensors, *layer.parameters()])
+        found.append([out, *grads, layer.attention_weights, layer.attention.attention_weights])
+        layer.get_submodule(name).register_forward_hook(lambda *_: None)
+    for with_hook, without in zip(*found[::-1]):
+        torch.testing.assert_close(with_hook, without)
+
+
 def test_a_hook_may_change_what_passes():
     layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0), inputs()
     plain = layer(*tensors, [3, 2])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._arguments import calls
 from ..._arguments.options import core_corner
+from .._private import unflatten
 from .._tensors import exporting, is_compiling
 from .._weights.last import in_steps, last_of
 from . import formulas
@@ -34,11 +35,30 @@ def multi_head(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool
     queries = layer.transpose_qkv(layer.W_q(queries))
     keys = layer.transpose_qkv(W_k(keys))
     values = layer.transpose_qkv(W_v(values))
+    if _drops_as_the_core(layer, (queries, keys, values), training):
+        return layer.W_o(layer.transpose_output(_by_heads(layer, (queries, keys, values), valid_lens, training)))
     if valid_lens is not None:
         valid_lens = torch.as_tensor(valid_lens).repeat_interleave(layer.num_heads, dim=0)
     mode = {} if training is None else {"training": training}
     output = layer.attention(queries, keys, values, valid_lens, **mode)
     return layer.W_o(layer.transpose_output(output))
+
+
+def _drops_as_the_core(layer: Any, heads: Any, training: Optional[bool]) -> bool:
+    """Whether the attention inside is a plain one that drops weights.
+
+    What is dropped depends on item and head, so such a call must know its heads: in the book's call they are items.
+    """
+    inner = plain_attention(layer)
+    return inner is not None and bool(rate(inner.dropout, training)) and not looked_at(*heads)
+
+
+def _by_heads(layer: Any, heads: Any, valid_lens: Any, training: Optional[bool]) -> Tensor:
+    """The results (B*H, Q, d) of the plain attention inside, whose call has an axis for the heads."""
+    q, k, v = (unflatten(x, 0, (-1, layer.num_heads)) for x in heads)
+    inner = layer.attention
+    call = AttentionCall(valid_lens, dropout=float(rate(inner.dropout, training)), empty_rows=inner.empty_rows)
+    return _kept(inner, call, AttentionTensors(q, k, v), (True, True)).flatten(0, 1)
 
 
 def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
