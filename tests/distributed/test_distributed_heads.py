@@ -41,7 +41,9 @@ def test_training(world):
 
 
 def test_the_attention_is_the_cores(world):
-    assert world.run(cases.core_calls) == [1] * world.n
+    heads = cases.HEADS // world.n
+    of_a_head = 5, cases.HIDDEN // cases.HEADS
+    assert world.run(cases.core_calls) == [[(3 * heads, *of_a_head), (3, heads, *of_a_head)]] * world.n
 
 
 # --- spread_sequence -----------------------------------------------------------------

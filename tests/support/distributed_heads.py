@@ -82,15 +82,27 @@ def parallel_steps(rank, n):
 
 
 def core_calls(rank, n):
-    """How many calls of the core's attention a call of a parallel layer makes."""
-    from mha_c.torch._call import attention
+    """How many calls of the core, with heads of what shape, calls of a parallel layer without and with dropout make."""
+    from mha_c.torch._call import attention, core
 
-    module, x, found = parallel(layer()), inputs(), []
-    original = attention.run_attention
-    attention.run_attention = lambda *args: found.append(1) or original(*args)
-    module(*x, LENS)
-    attention.run_attention = original
-    return len(found)
+    found = []
+
+    def of_layer(queries, *others):  # a layer without projections
+        found.append(tuple(queries.shape))
+        return layer_forward(queries, *others)
+
+    def of_heads(call, tensors):
+        found.append(tuple(tensors.q.shape))
+        return run_attention(call, tensors)
+
+    layer_forward, run_attention = core.layer_forward, attention.run_attention
+    core.layer_forward, attention.run_attention = of_layer, of_heads
+    try:
+        for dropout in (0.0, 0.5):
+            parallel(layer(dropout))(*inputs(), LENS)
+    finally:
+        core.layer_forward, attention.run_attention = layer_forward, run_attention
+    return found
 
 
 def copies_and_pickles(rank, n):
@@ -135,7 +147,8 @@ def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows=
     x = torch.randn(2, 19, 10, dtype=torch.float64)
     mine = D.split_sequence(x, rank, n, layout=layout).clone().requires_grad_()
     torch.manual_seed(2)
-    module(mine.detach(), mine.detach(), mine.detach())  # sizes
+    module.eval()(mine.detach(), mine.detach(), mine.detach())  # sizes: dropout draws before W_o does
+    module.train()
     torch.manual_seed(5)
     out = module(mine, mine, mine, lens)
     out.square().sum().backward()
