@@ -97,7 +97,7 @@ class KernelAttention(Trained, Viewable):
 
     Notes
     -----
-    A ValueError says that the width is not above 0 or is infinite, or that the kernel is below 0 or NaN.
+    It raises ValueError if the width is not above 0 or is infinite, or if the kernel is below 0 or NaN.
     Unlike the book's code: Gaussian weights stay right far from every key, where the book's are 0/0 (they are a softmax
     of the distances, not a quotient of numbers that underflow), as long as u**2 is finite in the inputs' type; the rows
     of the weights are the queries.  The (B, Q, K) array of distances is stored.

@@ -70,7 +70,7 @@ def test_without_a_gpu_the_tests_run_and_nothing_is_timed(gpu):
 
 def test_without_torch_it_says_which_python_was_asked(gpu):
     """The question itself is Python's: asked of one that has no torch."""
-    status, printed, *_ = gpu(machine=f"exec '{sys.executable}' -S -")
+    status, printed, *_ = gpu(machine=f"exec '{sys.executable}' -I -S -")
     assert status == 1 and "cannot import torch and NumPy" in printed and "PYTHON=... names the one that can" in printed
 
 
