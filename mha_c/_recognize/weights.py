@@ -243,7 +243,7 @@ class _Held:
         if len(vectors) != 1:
             return []
         one = vectors[0].part
-        w_v = (one._replace(turned=vectors[0].shape[0] == 1 if 1 in vectors[0].shape else one.turned),)
+        w_v = (one._replace(turned=one.turned != (vectors[0].shape[0] > 1 and vectors[0].shape[1] == 1)),)
         others = [leaf for leaf in self.leaves if leaf is not vectors[0]]
         if len(others) == 1:
             return self._side_by_side(others[0], w_v)

@@ -140,7 +140,7 @@ class Answer:
         Whether the implementation computes what the book's does.
     mistakes : list of str
         What is wrong, the likeliest first: ids of known mistakes, dropout_in_eval, dtype, changes_inputs, shape,
-        raises, untried, unknown.
+        raises, untried, extra_parameter, many_keys, unknown.
     notes : list of str
         Remarks that are worth reading, but are not mistakes.
     mask : str or None

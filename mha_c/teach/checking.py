@@ -8,6 +8,7 @@ from typing import Any, Optional
 from .._arguments.calls import refuses_at_the_call
 from . import masks
 from .answers import Answer
+from .beyond import beyond
 from .explaining import explanation, is_right
 from .kinds import reason
 from .making import Unmade
@@ -129,7 +130,9 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
             found.append(one)
             unknown_names.remove(name)
             notes = [*notes, say("note_unknown_used", argument=name)]
-    return right(found, unknown_names, notes)
+    first = next((pair for pair in found if pair[0].asked.role != "flag"), found[0])
+    left = [("untried", say("untried", argument=name)) for name in unknown_names]
+    return right(found, [*left, *beyond(*first)], notes)
 
 
 def _errors(tried: list[Run]) -> float:

@@ -273,7 +273,19 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
     alike = [
         run for run, count, rank in zip(tried, bad, ranks) if (count, rank) == (min(bad), RANKS.get(first.way.layout))
     ]
-    return next(filter(_is_near, alike), first)
+    if len(alike) > 1:  # one item, of which first probes are, may stand for a batch that is missing
+        several = [_takes_several(run) for run in alike]
+        alike = [run for run, takes in zip(alike, several) if takes == max(several)]
+    return next(filter(_is_near, alike), alike[0])
+
+
+def _takes_several(run: Run) -> bool:
+    """Whether the last probe, which has several items, gives the right shape."""
+    inputs = probes_for(run.student, run.asked, run.way.layout)[-1]
+    try:
+        return not is_misshapen(run.student(inputs, run.way, run.asked), output(function(run.form), inputs))
+    except CannotSay:
+        return False
 
 
 def _is_near(run: Run) -> bool:

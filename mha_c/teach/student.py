@@ -164,10 +164,10 @@ class Student:
         try:
             for part in parts(inputs, way.layout):
                 given = self._given(part, way, asked)
-                before = {name: np.array(_plain(x)) for name, x in given.items() if _is_array(x)}
+                before = {name: np.array(plain(x)) for name, x in given.items() if _is_array(x)}
                 output = self._output(inputs, given, way)
-                outputs.append(np.asarray(_plain(output), dtype=np.float64))
-                after = {name: np.asarray(_plain(given[name])) for name in before}
+                outputs.append(np.asarray(plain(output), dtype=np.float64))
+                after = {name: np.asarray(plain(given[name])) for name in before}
                 changed += [(name, before[name], x) for name, x in after.items() if not np.array_equal(before[name], x)]
             shown = joined(outputs, way.layout)
         except CannotSay:
@@ -293,6 +293,6 @@ def _typed(x: Any, role: str, way: Way) -> Any:
     return torch.tensor(np.ascontiguousarray(x), dtype=types.get(x.dtype.kind, torch.int64))
 
 
-def _plain(x: Any) -> Any:
+def plain(x: Any) -> Any:
     """A tensor as an array; anything else as it is."""
     return x.detach().cpu().double().numpy() if is_tensor(x) else x

@@ -42,17 +42,16 @@ SECTIONS = {  # of the book's second edition (of its first)
 _LENS_ALONE = ("additive",)  # kinds that are often written without any mask, one query at a time
 
 
-def right(found: Sequence[tuple[Run, str]], untried: Sequence[str], notes: Sequence[str]) -> Answer:
-    """All numbers are right: what is left are their type, the inputs, and what no round exercised."""
+def right(found: Sequence[tuple[Run, str]], left: Sequence[tuple[str, str]], notes: Sequence[str]) -> Answer:
+    """All numbers are right; `left` are ids and words of what else is wrong, or was not tried."""
     mistakes, parts, more = [], [], []
     for run, form in found:
         ids, words = _beside(run)
         mistakes += ids
         parts += [each for each in words if each not in parts]
         more += [each for each in _notes(run, form) if each not in more]
-    for name in untried:
-        mistakes.append("untried")
-        parts.append(say("untried", argument=name))
+    mistakes += [id for id, _ in left]
+    parts += [words for _, words in left]
     run, form = found[0]
     if mistakes:
         start = say("right_but", name=run.student.name, kind=run.student.kind)

@@ -200,3 +200,30 @@ def test_a_cell_without_gradients_tells_the_same_of_gradients(mode):
         laws = teach.laws(attention, "dot_product")
         assert not torch.is_grad_enabled()
     assert laws.ok and laws.laws[-1].id == "gradients"
+
+
+# ---- parameters that learn, and change nothing at first --------------------------------------------------------------
+
+
+class Gated(torch.nn.Module):
+    def __init__(self, num_hiddens, num_heads):
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (torch.nn.Linear(num_hiddens, num_hiddens) for _ in range(4))
+        self.gate = torch.nn.Parameter(torch.ones(num_heads, 1, 1))
+        self.shift = torch.nn.Parameter(torch.zeros(num_hiddens), requires_grad=False)
+
+    def forward(self, X):
+        q, k, v = (W(X).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
+        weights = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) * self.gate
+        return self.W_o((weights @ v).transpose(1, 2).flatten(2)) + self.shift
+
+
+def test_a_gate_that_is_open_at_first():
+    layer = Gated(8, 2)
+    for mine in (Gated, layer):
+        answer = teach.check(mine)
+        assert answer.mistakes == ["extra_parameter"] and "has not: gate." in str(answer), answer
+    assert (layer.gate == 1).all()
+    layer.gate.requires_grad_(False)
+    assert teach.check(layer).ok
