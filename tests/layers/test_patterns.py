@@ -176,7 +176,7 @@ def test_jointly_without_a_loss_and_in_torch(rng):
 
 @pytest.mark.parametrize("kind", ["CausalAttention", "GQAAttention"])
 def test_layers_of_the_third_generation(kind):
-    """Their heads can be measured; those that share keys, or lie in one projection, cannot be pruned here."""
+    """Their heads can be measured, and pruned: those that share keys go together (test_pruned_groups.py)."""
     torch = needs.module("torch")
     from mha_c import torch as mt
 
@@ -184,9 +184,7 @@ def test_layers_of_the_third_generation(kind):
     x = torch.randn(2, 5, 16)
     found = heads.importance(layer, (x, x, x), ["ablation", "entropy"])
     assert len(found.names) == 4 and (found.scores["ablation"] > 0).all()
-    with pytest.raises(TypeError, match="cannot lose heads"):
-        heads.prune(layer, [0])
-    assert layer(x, x, x).shape == x.shape
+    assert_prunes(layer, x)
 
 
 @pytest.mark.parametrize("kind", ["CausalAttention", "GQAAttention"])
@@ -194,5 +192,14 @@ def test_numpy_layers_with_shared_heads(rng, kind):
     layer, x = getattr(mha_c, kind)(16, 4, *[2] * (kind[0] == "G"), rng=0), rng.standard_normal((2, 5, 16))
     found = heads.importance(layer, (x, x, x), ["ablation", "confidence"])
     assert len(found.names) == 4 and (found.scores["ablation"] > 0).all()
-    with pytest.raises(TypeError, match="cannot lose heads"):
-        heads.prune(layer, [0])
+    assert_prunes(layer, x)
+
+
+def assert_prunes(layer, x):
+    """Two heads that share keys and values can go, one of them cannot."""
+    if "GQA" in type(layer).__name__:
+        with pytest.raises(ValueError, match="heads 0, 1 share keys and values, so they go together or stay"):
+            heads.prune(layer, [0])
+        assert layer.num_heads == 4
+    heads.prune(layer, [0, 1])
+    assert layer.num_heads == 2 and layer(x, x, x).shape == x.shape

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import string
 import subprocess
@@ -265,7 +266,7 @@ def test_what_a_user_adds_is_said_as_it_is(language, monkeypatch):
 def command(tmp_path, language, text):
     (tmp_path / "mine.py").write_text(text, encoding="utf-8")
     asked = [sys.executable, "-m", "mha_c", "check", str(tmp_path / "mine.py")]
-    environment = {"MHA_C_LANGUAGE": language, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    environment = {**os.environ, "MHA_C_LANGUAGE": language, "PYTHONIOENCODING": "utf-8"}
     return subprocess.run(asked, env=environment, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8")
 
 
