@@ -21,6 +21,7 @@ OTHERS = {  # the book's names, and others for the same
     "dropout": "dropout_p drop p dropout_rate attn_dropout dropout_prob attn_drop", "bias": "use_bias qkv_bias",
 }  # fmt: skip
 HEADS = ("num_heads", *OTHERS["num_heads"].split())
+_WRITTEN_IN_C = {"scaled_dot_product_attention": ("query", "key", "value", "attn_mask")}  # no signature tells these
 # Parameters that stand in no argument's place.
 _NOBODYS = re.compile("mask|drop|train|bias|scale|return|need|average|causal|cache|past|position", re.IGNORECASE)
 
@@ -70,12 +71,19 @@ def attribute(layer: Any, name: str) -> str:
 
 
 def parameters(mine: Any) -> list[inspect.Parameter]:
-    """Of a call; none where it is written in C, or takes any number of them."""
+    """Of a call; none where it is written in C and not known, or takes any number of them."""
     call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
     try:
         found = list(inspect.signature(call).parameters.values())[isinstance(mine, type) :]  # without self
     except (TypeError, ValueError):
-        return []
+        known = _WRITTEN_IN_C.get(getattr(mine, "__name__", ""), ())
+        default = {"attn_mask": None}
+        return [
+            inspect.Parameter(
+                name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default.get(name, inspect.Parameter.empty)
+            )
+            for name in known
+        ]
     named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return named if any(p.kind is not p.KEYWORD_ONLY for p in named) or len(named) == len(found) else []
 

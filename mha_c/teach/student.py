@@ -103,6 +103,11 @@ class Student:
             self.takes = roles(mine, self.arguments)
         taken = {*self.takes.values()}
         self.optional = {each.name for each in parameters(mine) if each.default is not each.empty}
+        self.unknown = [
+            name
+            for name, role in self.takes.items()
+            if role in ("", "-") and name not in self.optional and "drop" not in name.lower()
+        ]
         self.by_name = {each.name for each in parameters(mine) if each.kind is each.KEYWORD_ONLY}
         self.attends_to_itself = "queries" in self.arguments and not {"keys", "values"} & taken
         self.values_are_keys = "keys" in taken and "values" in self.arguments and "values" not in taken

@@ -240,6 +240,9 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
     others = [i for i, each in enumerate(run.outcomes) if not equal(each, run.right[i])]
     errors = [i for i in others if run.outcomes[i].error is not None]
     notes = [*notes, *_notes(run, run.form)]
+    if len(errors) == all_of and student.unknown:
+        words = say("not_understood", name=student.name, arguments=", ".join(student.unknown))
+        return Answer(["untried"], [words, *_error(run, function(run.form)), section])
     if errors:
         no_output = isinstance(run.outcomes[errors[0]].error, NoOutput)
         words = say("no_output" if no_output else "raises", name=student.name, count=len(errors), all=all_of)

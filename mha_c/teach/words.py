@@ -25,6 +25,8 @@ SENTENCES = {
     "no_mask": "It takes no valid_lens and no mask, so it hides no key; the book's is {kind}({signature}).",
     "untried": "What its argument {argument} does was not tried: check does not know this name.  If it hides "
     "keys, call it mask or valid_lens; if not, give check a function without it.",
+    "not_understood": "check does not know what to give {name} for {arguments}.  Give check a function that makes "
+    "these itself, and takes the arguments of the book.",
     "extra_parameter": "It has parameters that the book's {kind} has not: {names}.  At their first values they change "
     "nothing; as soon as they are trained, they do.",
     "many_keys": "With {count} keys the numbers are others.  Does something, as a window or a table, end before?",

@@ -190,3 +190,16 @@ def test_one_query_with_its_axis():
             return book.softmax(((query @ self.Wa + keys @ self.Ua) @ self.Va)[..., 0][:, None], axis=-1) @ keys
 
     assert teach.check(WithoutTanh(8)).mistakes == ["no_tanh"]
+
+
+# ---- what check does not know ----------------------------------------------------------------------------------------
+
+
+def test_an_argument_that_check_cannot_make():
+    def rope(x, cos, sin):
+        half = x.shape[-1] // 2
+        return x * cos + np.concatenate([-x[..., half:], x[..., :half]], axis=-1) * sin
+
+    answer = teach.check(rope)
+    assert answer.mistakes == ["untried"], answer
+    assert "check does not know what to give rope for cos, sin." in str(answer) and not answer.notes

@@ -227,3 +227,13 @@ def test_a_gate_that_is_open_at_first():
     assert (layer.gate == 1).all()
     layer.gate.requires_grad_(False)
     assert teach.check(layer).ok
+
+
+def test_a_function_written_in_c():
+    if not hasattr(F, "scaled_dot_product_attention"):
+        pytest.skip("this torch has none")
+    for kind in (None, "dot_product"):
+        answer = teach.check(F.scaled_dot_product_attention, kind)
+        assert answer.ok and "True lets a key be seen" in answer.mask, answer
+    assert not teach.check(F.scaled_dot_product_attention, "dot_product", mask="hide").ok
+    assert teach.check(F.scaled_dot_product_attention, "causal").mistakes == ["sees_future"]
