@@ -4,6 +4,7 @@ Kept as text they read data of the repository; a file that is downloaded, or ope
 """
 
 import base64
+import os
 import re
 import zlib
 from pathlib import Path
@@ -30,6 +31,13 @@ def names():
     return [name for name in first if name in there] + sorted(there - set(first))
 
 
+def with_address(text):
+    """What a reader copies has the repository's address in it, where that is known."""
+    unknown = "ADDRESS-OF-THE-REPOSITORY"
+    known = os.environ.get("MHA_C_REPOSITORY") or unknown
+    return text.replace("ADDRESS-OF-THIS-PAGE", known).replace(unknown, known)
+
+
 def portable(name):
     """The notebook with the data that it reads; its first cell of code installs what the others import."""
     notebook = jupytext.read(FOLDER / f"{name}.md")
@@ -42,6 +50,7 @@ def portable(name):
             cell.source = cell.source.replace(f'"{path}"', f'"{file}"')
         cells.append(cell)
     notebook.cells = cells
+    install_cell(notebook).source = with_address(install_cell(notebook).source)
     return notebook
 
 

@@ -207,11 +207,6 @@ def site_links(text, folder):
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^):#]+)\)", on_site, text)
 
 
-def with_address(text):
-    """What a reader copies has the repository's address in it, where that is known."""
-    return text.replace("ADDRESS-OF-THIS-PAGE", os.environ.get("MHA_C_REPOSITORY") or "ADDRESS-OF-THE-REPOSITORY")
-
-
 def lay_out():
     for folder in (SOURCE, SITE):
         shutil.rmtree(folder, ignore_errors=True)
@@ -231,7 +226,7 @@ def lay_out():
             page = str(path.relative_to(SOURCE).with_suffix(""))
             words = [word for word, answer in SEARCHED.items() if answer == page]
             index = "".join(f"```{{index}} ! {word}\n```\n\n" for word in words)  # one directive takes one main entry
-            path.write_text(index + with_address(text), encoding="utf-8")
+            path.write_text(index + notebooks.with_address(text), encoding="utf-8")
     for path in (SOURCE / "examples" / "notebooks").glob("*.md"):
         notebook = jupytext.read(path)
         notebook.cells.remove(notebooks.install_cell(notebook))
@@ -239,12 +234,14 @@ def lay_out():
         jupytext.write(notebook, path.with_suffix(".ipynb"))
         jupytext.write(notebooks.portable(path.stem), SOURCE / "files" / path.with_suffix(".ipynb").name)
         path.unlink()
-    opening = re.sub(r"(\]\()(?=[\w-]+\.md|img/)", r"\1docs/", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    opening = re.sub(
+        r"(\]\()(?=[\w-]+\.md|img/|zh/)", r"\1docs/", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    )
     sections, tables = ["", "## All pages", ""], []
     for title, listed in PAGES.items():
         sections += [f"- **{title}**: " + ", ".join(f"{{doc}}`{page}`" for page in listed)]
         tables += ["", "```{toctree}", ":hidden:", f":caption: {title}", "", *listed, "```"]
-    opening = with_address(site_links(opening.replace("](../", "]("), SOURCE))
+    opening = notebooks.with_address(site_links(opening.replace("](../", "]("), SOURCE))
     (SOURCE / "index.md").write_text(opening + "\n".join([*sections, *tables, ""]), encoding="utf-8")
     python_reference()
     c_reference()

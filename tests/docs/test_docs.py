@@ -249,5 +249,5 @@ def test_examples_of_docstrings(name):
     if name == "mha_c.threadpool":
         needs.module("threadpoolctl")
     with mha_c.set_num_threads(mha_c.get_num_threads()):
-        found = doctest.testmod(importlib.import_module(name))
+        found = doctest.testmod(importlib.import_module(name), extraglobs={"__name__": "__main__"})  # as a reader types
     assert found.attempted and not found.failed

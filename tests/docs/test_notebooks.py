@@ -119,7 +119,7 @@ SHOWN = {
             r"Your additive_attention computes what",
             r"multi_head_attention equals the book's if a plain reshape \(view\) makes the heads",
             r"Your multi_head_attention computes what",
-            r"One line is not as the book has it(?s:.)*\['swapped_keys_values'\]",
+            r"One line is not as the book has it(?s:.)*\['softmax_axis'\]",
         ],
     ),
     "your_own_attention": (
@@ -158,7 +158,7 @@ def executed(name, folder):
     notebook = notebooks.portable(name)
     assert "../" not in "".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     install = notebooks.install_cell(notebook)
-    assert install.source.splitlines()[-1] == f"%pip install -q mha_c-*.whl {SHOWN[name][0]}"
+    assert install.source.splitlines()[-1] == f"%pip install -q git+ADDRESS-OF-THE-REPOSITORY {SHOWN[name][0]}"
     notebook.cells.remove(install)
     client = nbclient.NotebookClient(
         notebook, timeout=needs.HANGS, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
