@@ -22,8 +22,6 @@ OTHERS = {  # the book's names, and others for the same
 }  # fmt: skip
 HEADS = ("num_heads", *OTHERS["num_heads"].split())
 _WRITTEN_IN_C = {"scaled_dot_product_attention": ("query", "key", "value", "attn_mask")}  # no signature tells these
-# Parameters that stand in no argument's place.
-_NOBODYS = re.compile("mask|drop|train|bias|scale|return|need|average|causal|cache|past|position", re.IGNORECASE)
 
 # Words of a weight's name that say nothing: W_q, fc_q, linear_q, q_lin, to_q, w_qs, query_projection are one.
 _FILL = (
@@ -62,14 +60,6 @@ def root_of(name: str) -> str:
     return _ROOT.get("".join(words), "")
 
 
-def attribute(layer: Any, name: str) -> str:
-    """What a layer calls the weight of this name of the book, or ""."""
-    if hasattr(layer, name):
-        return name
-    held = ((each, getattr(layer, each, None)) for each in dir(layer) if books_name(each, [name]))
-    return next((each for each, weight in held if hasattr(weight, "weight") or hasattr(weight, "shape")), "")
-
-
 def parameters(mine: Any) -> list[inspect.Parameter]:
     """Of a call; none where it is written in C and not known, or takes any number of them."""
     call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
@@ -86,20 +76,3 @@ def parameters(mine: Any) -> list[inspect.Parameter]:
         ]
     named = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return named if any(p.kind is not p.KEYWORD_ONLY for p in named) or len(named) == len(found) else []
-
-
-def taken(mine: Any, wanted: list[str]) -> dict[str, str]:
-    """{parameter: the book's name for it, or ""}; one by another name is what stands in its place."""
-    found = parameters(mine)
-    names = dict.fromkeys((p.name for p in found), "")
-    for parameter in found:
-        name = books_name(parameter.name, wanted)
-        names[parameter.name] = name if name not in names.values() else ""
-    for parameter, name in zip(found, wanted):
-        if not names[parameter.name] and name not in names.values() and not _is_nobodys(parameter):
-            names[parameter.name] = name
-    return names or {name: name for name in wanted}
-
-
-def _is_nobodys(parameter: inspect.Parameter) -> bool:
-    return bool(_NOBODYS.search(parameter.name)) or isinstance(parameter.default, (bool, str))
