@@ -267,7 +267,7 @@ def test_the_tape_is_saved_where_it_is_large():
         (x,) = leaves((8, n, 64))
         out = layer(x, x, x)  # with whose end a torch may free what its node has saved
         node = out.grad_fn
-        assert (len(node.saved_tensors) > 12) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)
+        assert (len(node.saved_tensors) > 3) == (8 * n * 64 * 4 >= autograd.LARGE_BYTES)  # 3: queries, keys, values
 
 
 def test_weights_as_tensors():

@@ -247,8 +247,10 @@ def without_hidden(
 ) -> Any:
     """keys and values (B, K, .) with zeros in the rows that no query sees: these may hold NaN, of which 0 times is NaN
     in the gradients of W_k and W_v."""
-    alone = causal == "bottom_right" or queries.shape[1] == keys.shape[1]  # then the last query sees every key
-    visible = visible_keys(queries, keys, valid_lens, causal=None if alone and valid_lens is None else causal)
+    if causal is not None and valid_lens is None:  # asked of nothing else: an exporter keeps what sizes are compared
+        sees_all = causal == "bottom_right" or queries.shape[1] == keys.shape[1]  # the last query sees every key
+        causal = None if sees_all else causal
+    visible = visible_keys(queries, keys, valid_lens, causal=causal)
     if visible is None:
         return keys, values
     return tuple(without_unseen(x[:, None], visible, which)[:, 0] for x, which in ((keys, None), (values, empty_rows)))
