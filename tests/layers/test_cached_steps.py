@@ -187,9 +187,15 @@ class TestFloat64(machine("float64", False)):
     pass
 
 
-class TestTorchFloat32(machine("float32", True)):
+class NeedsTorch:
+    @classmethod
+    def setUpClass(cls):
+        needs.module("torch")
+
+
+class TestTorchFloat32(NeedsTorch, machine("float32", True)):
     pass
 
 
-class TestTorchFloat64(machine("float64", True)):
+class TestTorchFloat64(NeedsTorch, machine("float64", True)):
     pass

@@ -32,7 +32,7 @@ class Call:
         False; True: query i sees keys 0..i; or the corner, as in mha_c.functional.
     mask : Tensor or None
         The mask of the call as it was given: bool, or float, which is added to the scores.  Of a MultiheadAttention
-        without attn_mask its key_padding_mask (B, K), which it makes floats of.
+        without attn_mask its key_padding_mask (B, K), which torch 2 makes floats of.
     valid_lens : Tensor or None
         The lengths of the call.
     """
