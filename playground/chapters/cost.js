@@ -71,8 +71,8 @@ const COST = {
         const [color, dash] = way === "naive" ? ["other", [6, 3]] : ["line", []];
         const end = at.slice(-1);
         return [{ kind: "line", at, color, dash, size: 3 }, { kind: "points", at, color, size: 5 },
-          { kind: "text", at: end, text: T(way), color, weight: 600, up: way === "naive" ? 14 : -16, align: "center",
-            shift: -10 }];
+          { kind: "text", at: end, text: T(way), color, weight: 600, up: way === "naive" ? 14 : -16,
+            ...(at.length > 1 ? { align: "center", shift: -10 } : { shift: 10 }) }]; // the first stands at the axis and its numbers
       })] });
     return rowOf(plot(T("milliseconds"), 0.01, 10000, (each) => each.milliseconds, 2000).node,
       plot(T("memory taken, MiB"), 0.05, 512, (each) => each.mebibytes, 128).node);

@@ -57,7 +57,7 @@ def start(tmp_path, checkpoints, restarts):
         "RESTARTS": str(restarts),
     }
     runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    runner += ["--max-restarts", str(restarts)]
+    runner += ["--max-restarts", str(3 * restarts)]  # as the example says: gloo may fail to connect, and is tried again
     command = [*runner, str(SCRIPT), *OPTIONS, "--checkpoints", str(checkpoints)]
     return subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
