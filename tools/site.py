@@ -31,7 +31,7 @@ SOURCE, SITE = BUILT / "source", BUILT / "html"
 GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
     "For users": "start colab from-d2l from-torch from-bertviz masks what-each-layer-can-do heat-maps heads check "
     "your-own-attention seeing command scale-out",
-    "For teachers": "lecture browser notebooks",
+    "For teachers": "lecture grading browser notebooks",
 }
 FOR_CONTRIBUTORS = """docs/how-it-works docs/attention-in-c csrc/kernels/README docs/compatibility docs/promises
 docs/accuracy docs/webassembly benchmarks/README CONTRIBUTING RELEASING SECURITY CHANGELOG""".split()
@@ -79,9 +79,9 @@ SEARCHED = {
     "causal mask": "docs/masks", "padding mask": "docs/masks", "attention_mask": "docs/masks",
     "attn_mask": "docs/masks", "key_padding_mask": "docs/masks", "colab": "docs/colab", "gpu": "docs/colab",
     "slow": "docs/your-own-attention", "my own attention": "docs/your-own-attention",
-    "which line is wrong": "docs/check", "grade": "docs/check", "batch_first": "docs/from-torch",
+    "which line is wrong": "docs/check", "grade": "docs/grading", "batch_first": "docs/from-torch",
     "MultiheadAttention": "docs/from-torch", "need_weights": "docs/from-torch", "bertviz": "docs/from-bertviz",
-    "transformerlens": "docs/from-bertviz", "lecture": "docs/lecture", "homework": "docs/check",
+    "transformerlens": "docs/from-bertviz", "lecture": "docs/lecture", "homework": "docs/grading",
     "prune": "docs/heads", "which heads matter": "docs/heads", "step by step": "docs/seeing",
     "playground": "docs/browser",
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
     python tools/vectors.py
 
-docs/check.md says how it is read.  The outputs are those of mha_c/teach/book.py on probes of mha_c/teach/probes.py;
+docs/grading.md says how it is read.  The outputs are those of mha_c/teach/book.py on probes of mha_c/teach/probes.py;
 tests compare them with the core, with mha_c/_reference.py and with the book's package.
 """
 

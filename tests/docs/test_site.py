@@ -158,7 +158,7 @@ return wide.concat([...document.querySelectorAll("article table, article img")]
     .filter(box => box.getBoundingClientRect().right > innerWidth + 1).map(box => box.textContent.slice(0, 80)));
 """
 FOR_USERS = """start colab from-d2l from-torch from-bertviz masks heat-maps heads check your-own-attention seeing
-lecture browser notebooks command""".split()
+lecture grading browser notebooks command""".split()
 LOOKED_AT = """index api/mha_c.MultiHeadAttention api/every-layer api/layers api/torch examples/notebooks/scoring
 docs/from-d2l docs/heat-maps docs/masks docs/start benchmarks/README examples/notebooks/long_sequences
 CONTRIBUTING""".split()
