@@ -19,7 +19,7 @@ void book_attention(const struct attention *a);
 #define MOST_CASES 32
 #define N_STEPS 7
 static const real UNTOUCHED = -123456.75; /* what an array holds before a call */
-static const double BOUND = sizeof(real) == 4 ? 1e-5 : 1e-12;
+static const double FLOAT_BOUND = 1e-5, BOUND = sizeof(real) == 4 ? 1e-5 : 1e-12;
 
 static const struct {
     const char *name, *is;
@@ -319,6 +319,24 @@ factor(const struct test *test, int step)
     return isfinite(found) ? found : 0;
 }
 
+/* What all numbers of a step have in common, or the weights of the query at hand. */
+static void
+hint(const struct test *test, int step, const real *row, int columns)
+{
+    double each = factor(test, step), sum = 0;
+    if (fabs(each) > 0 && fabs(each - 1) > 1e-3) {
+        printf("            Each number is %.5g times the right one.\n", each);
+    } else if (first_difference(test, step, FLOAT_BOUND) < 0) {
+        printf("            It is right to the digits of float: where is a float, or expf, instead of real and exp?\n");
+    }
+    for (int j = 0; step == 4 && j < columns; j++) {
+        sum += row[j];
+    }
+    if (step == 4 && !(fabs(sum - 1) < 1e-3)) {
+        printf("            The weights of this query add up to %.5g, not to 1.\n", sum);
+    }
+}
+
 static void
 explain(const struct test *test, int step, int at)
 {
@@ -338,16 +356,8 @@ explain(const struct test *test, int step, int at)
     printf("] is %.*g, should be %.*g.\n", digits, (double)test->mine[step][at], digits, (double)test->book[step][at]);
     if (test->mine[step][at] == UNTOUCHED) {
         printf("            It was not written.\n");
-    }
-    double each = factor(test, step), sum = 0;
-    if (each != 0) {
-        printf("            Each number is %.5g times the right one.\n", each);
-    }
-    for (int j = 0; step == 4 && j < columns; j++) {
-        sum += mine[j];
-    }
-    if (step == 4 && !(fabs(sum - 1) < 1e-3)) {
-        printf("            The weights of this query add up to %.5g, not to 1.\n", sum);
+    } else {
+        hint(test, step, mine, columns);
     }
     if (step == 4 && a->valid_lens) {
         int query = at / columns / rows / a->num_heads * rows + row;
@@ -376,7 +386,7 @@ report(void)
 {
     int wrong = N_STEPS;
     for (int step = 0; step < N_STEPS; step++) {
-        int n_written = 0, n_wrong = 0, at;
+        int n_written = 0, n_wrong = 0, at = 0;
         for (int i = 0; i < n_tests; i++) {
             n_written += is_written(&tests[i], step);
             n_wrong += first_difference(&tests[i], step, BOUND) >= 0;

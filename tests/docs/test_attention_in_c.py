@@ -126,10 +126,18 @@ def test_the_step_that_differs_is_named(check, step, before, after):
         ("j < valid_len", "j <= valid_len", "This query may see 1 of 3 keys."),
         ("project(p->batch * p->n_queries, size, p->context, p->W_o, p->output);", "", "It was not written."),
         ("exp(a[j] - m)", "exp(a[j])", "See a call with scores in the thousands: weights["),
+        ("softmax(p->n_keys,", "softmax(valid_len,", "It was not written.\n            This query may see"),  # no factor
     ],
 )
 def test_hints(check, before, after, hint):
     assert hint in check(changed(before, after), 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [("exp(a[j] - m)", "expf(a[j] - m)"), ("real sum = 0;", "float sum = 0;")])
+def test_a_float_on_the_way_is_named_in_double(check, before, after):
+    said = check(changed(before, after), None)
+    assert said.startswith("float") or "It is right to the digits of float: where is a float, or expf," in said
+    assert "1 times the right one" not in said
 
 
 def test_make_check_c_in_both_types_under_sanitizers(tmp_path):
@@ -144,7 +152,9 @@ def test_make_check_c_in_both_types_under_sanitizers(tmp_path):
         copy(ROOT / name, root / name)
     make = ["make", "--no-print-directory", "check-c"]
     environment = {"cwd": root, "env": {**os.environ, "LD_PRELOAD": ""}}
+    plain = run([*make, "CHECK_FLAGS="], **environment)  # the compiler warns of other things then
     right = run(make, **environment)
+    assert plain.stdout == right.stdout and not plain.stderr
     assert right.stdout.count(" right\n") == 14 and "float, 12 calls" in right.stdout and not right.stderr
     (tmp_path / "mine.c").write_text(
         changed("int i = 0; i < d; i++) {\n        c[i]", "int i = 0; i <= d; i++) {\n        c[i]")
