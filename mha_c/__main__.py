@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import sys
+import threading
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional, TextIO
+
+if TYPE_CHECKING:
+    from .teach.files import Report
 
 EXAMPLES = """\
 mha_c check mine.py                 which line of my attention is wrong?
@@ -20,10 +25,13 @@ mha_c playground page.html          writes the page that computes in a browser, 
 """
 
 
-def config(_: argparse.Namespace) -> int:
-    from .config import show_config
+def config(asked: argparse.Namespace) -> int:
+    from .config import show_config, version
 
-    show_config()
+    if asked.version:
+        print(f"mha_c {version()}")
+    else:
+        show_config()
     return 0
 
 
@@ -58,15 +66,35 @@ def playground(asked: argparse.Namespace) -> int:
 
 def check(asked: argparse.Namespace) -> int:
     try:
-        from .teach.files import judged
+        from .teach.files import ended_after, judged
     except ValueError as error:  # of MHA_C_LANGUAGE
         print(error, file=sys.stderr)
         return 2
 
+    def show(report: Report) -> None:
+        print(json.dumps(report.as_dict(), indent=2) if asked.json else report, file=answer, flush=True)
+
     file, name = file_and_name(asked.file)
-    report = judged(file, name, asked.kind, mask=asked.mask)
-    print(json.dumps(report.as_dict(), indent=2) if asked.json else report)
-    return {True: 0, False: 1, None: 2}[report.ok]
+    with stdout_alone() as answer, ended_after(asked.seconds, file, show):
+        report = judged(file, name, asked.kind, mask=asked.mask)
+        show(report)
+    status = {True: 0, False: 1, None: 2}[report.ok]
+    if sum(not thread.daemon for thread in threading.enumerate()) > 1:
+        os._exit(status)  # Python would wait for the file's threads
+    return status
+
+
+@contextlib.contextmanager
+def stdout_alone() -> Iterator[TextIO]:
+    """What stdout is; meanwhile all that is printed goes to stderr, that of C and of other programs, too."""
+    sys.stdout.flush()
+    with open(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors) as answer:
+        with contextlib.suppress(OSError):  # without a stderr it goes where it went
+            os.dup2(2, 1)
+        try:
+            yield answer
+        finally:
+            os.dup2(answer.fileno(), 1)
 
 
 def file_and_name(words: str) -> tuple[str, Optional[str]]:
@@ -83,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.add_argument("--version", action="store_true", help="prints its version alone")
     made.set_defaults(run=config)
     commands = made.add_subparsers(title="commands", metavar="COMMAND")
     for command, says in (
@@ -109,11 +138,12 @@ def _of_check(sub: argparse.ArgumentParser) -> None:
         "\nWhat the file itself prints goes to stderr, so that stdout is the answer alone."
         "\nMHA_C_LANGUAGE=zh in the environment: the answer in Chinese."
     )
-    sub.add_argument("file", metavar="FILE[:NAME]", help="a file of Python, and what to judge in it; default: all that "
-                     "it defines whose name tells what it is, but for parts of another")  # fmt: skip
+    sub.add_argument("file", metavar="FILE[:NAME]", help="a file of Python or a notebook, and what to judge in it; "
+                     "default: all that it defines whose name tells what it is, but for parts of another")  # fmt: skip
     sub.add_argument("--kind", help="what it should compute, if its name does not tell: dot_product, multi_head, ...")
     sub.add_argument("--mask", choices=["attend", "hide", "add"], help="what True means in its mask: the key may be "
                      "seen, or is hidden; or the mask is added to the scores; default: whichever is right")  # fmt: skip
+    sub.add_argument("--seconds", type=float, default=60, help="how long the file may take; default: %(default)g")
     sub.add_argument("--json", action="store_true", help="the answer as JSON")
 
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import io
+import linecache
+import os
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
+from .._recognize import parameters
 from .answers import Answer
 from .checking import check
 from .kinds import told, unknown_kind
 from .mistakes import KINDS
+from .notebooks import is_part, parts
 from .words import said
 
 
@@ -82,7 +88,7 @@ def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **
     What another of these uses is judged as a part of it.  What the file prints goes to stderr.
     """
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), no_input():
             if kind is not None and kind not in KINDS:
                 raise Problem("no_such_kind", str(unknown_kind(kind)))
             module = loaded(Path(file))
@@ -92,20 +98,33 @@ def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **
         return Report(file, problem=problem)
 
 
+@contextlib.contextmanager
+def no_input() -> Iterator[None]:
+    """Nobody is asked, and no grading loop's own input is read."""
+    kept, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin = kept
+
+
 def loaded(path: Path) -> ModuleType:
-    """The file as a module, run as `python FILE` would run it but for its name, which is not __main__."""
+    """The file as a module, run as `python FILE` would run it, but its name is not __main__, and no input is read."""
+    if path.is_dir():
+        words = "{path} is a folder; it takes one file: {path}/NAME.py"
+        raise Problem("no_such_file", said(words, path=path))
     if not path.is_file():
         raise Problem("no_such_file", said("there is no file {path}", path=path))
-    if path.suffix == ".ipynb":
-        words = "it is a notebook; `jupyter nbconvert --to script {name}` makes a file of Python from it"
-        raise Problem("does_not_import", said(words, name=path.name))
     module = ModuleType(f"file_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     sys.path.insert(0, str(path.resolve().parent))
     sys.argv = [str(path)]
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+        for name, text in parts(path):
+            if isinstance(text, str):  # of a cell, which no traceback finds in a file
+                linecache.cache[name] = len(text), None, text.splitlines(True), name
+            exec(compile(text, name, "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         raise _import_problem(path, error) from error
     return module
@@ -113,12 +132,13 @@ def loaded(path: Path) -> ModuleType:
 
 def _import_problem(path: Path, error: BaseException) -> Problem:
     """In the words of the error, with the file's own line."""
-    of_syntax = isinstance(error, SyntaxError)  # its text says the line
-    line = getattr(error, "lineno", None) if of_syntax else _line_of(path, error)
+    if isinstance(error, SyntaxError):  # its text says the line
+        line, where = error.lineno, ""
+    else:
+        line, where, _ = _place(path, traceback.extract_tb(error.__traceback__))
     says = "".join(traceback.format_exception_only(type(error), error)).strip()
     if isinstance(error, SystemExit):
         says = said("it ends the program (SystemExit) while it is imported")
-    where = said("  Line {line}:", line=line) if line and not of_syntax else ""
     words = f"{said('it does not import.')}{where}\n{says}"
     missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
     if missing:
@@ -127,12 +147,42 @@ def _import_problem(path: Path, error: BaseException) -> Problem:
             "If it is a file of the student's, it must lie beside {name}.",
             missing=missing, prefix=sys.prefix, name=path.name,
         )  # fmt: skip
+    if isinstance(error, (SystemExit, EOFError)):
+        words += "\n" + said(
+            'What only a program does (asks, trains, ends) belongs under `if __name__ == "__main__":`.'
+        )
     return Problem("does_not_import", words, line)
 
 
-def _line_of(path: Path, error: BaseException) -> Optional[int]:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return lines[-1] if lines else None
+def _place(path: Path, frames: Sequence[traceback.FrameSummary]) -> tuple[Optional[int], str, str]:
+    """The innermost line of the file among these: its number, words that name it, and its text."""
+    mine = [frame for frame in frames if is_part(path, frame.filename)]
+    if not mine:
+        return None, "", ""
+    line, cell = mine[-1].lineno, mine[-1].filename[len(f"{path}, cell ") :]
+    words = said("  Cell {cell}, line {line}:", cell=cell, line=line) if cell else said("  Line {line}:", line=line)
+    return line, words, mine[-1].line or ""
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float, file: str, show: Callable[[Report], None]) -> Iterator[None]:
+    """Ends the process with status 2 after so long, whatever the file does then; `show` gets the report."""
+    watched = threading.get_ident()
+
+    def end() -> None:
+        frames = traceback.extract_stack(sys._current_frames()[watched])
+        line, where, text = _place(Path(file), frames)
+        words = said("it still runs after {seconds:g} seconds.", seconds=seconds) + f"{where}\n{text}"
+        show(Report(file, problem=Problem("takes_too_long", words.strip(), line)))
+        os._exit(2)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _defined(module: ModuleType) -> dict[str, Any]:
@@ -148,10 +198,17 @@ def _kind(mine: Any, kind: Optional[str]) -> Optional[str]:
         return None
 
 
+def _is_plain_softmax(mine: Any) -> bool:
+    """A helper that takes scores alone, and maybe an axis: it is no exercise of the book, and needs no mask."""
+    needed = [each for each in parameters(mine) if each.default is each.empty]
+    name = str(getattr(mine, "__name__", ""))
+    return "softmax" in name.lower() and "mask" not in name.lower() and len(needed) == 1
+
+
 def _chosen(module: ModuleType, path: Path, kind: Optional[str]) -> list[str]:
     """What to judge of a file: what is of this kind, or of any, and is no part of another such."""
     defined = _defined(module)
-    kinds = {name: _kind(mine, None) for name, mine in defined.items()}
+    kinds = {name: None if _is_plain_softmax(mine) else _kind(mine, None) for name, mine in defined.items()}
     found = [name for name in defined if (kinds[name] == kind if kind else kinds[name])]
     found = found or (list(defined) if kind else [])
     uses = _uses(path, list(defined))
@@ -171,9 +228,8 @@ def _chosen(module: ModuleType, path: Path, kind: Optional[str]) -> list[str]:
 
 def _uses(path: Path, names: Sequence[str]) -> dict[str, set[str]]:
     """{name: those of the names that its text uses, and what these use, itself not counted}."""
-    tree = ast.parse(path.read_bytes())
     direct: dict[str, set[str]] = {name: set() for name in names}
-    for node in tree.body:
+    for node in [node for _, text in parts(path) for node in ast.parse(text).body]:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in direct:
             words = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
             direct[node.name] |= words.intersection(names) - {node.name}
@@ -202,7 +258,7 @@ def _judged(module: ModuleType, name: str, kind: Optional[str], options: dict[st
     except SystemExit as error:
         path = Path(str(module.__file__))
         words = said("it ends the program (SystemExit) when it is called")
-        problem = Problem("exits", words, _line_of(path, error))
+        problem = Problem("exits", words, _place(path, traceback.extract_tb(error.__traceback__))[0])
     except (TypeError, ValueError) as error:
         problem = Problem("not_judged", str(error))
     return Judged(name, None, None, problem)

@@ -65,7 +65,7 @@ SENTENCES = {
     " paper turns neighbours: weights of one do not fit the other.",
     "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
-    "note_taken_for": "it was taken for {kind}, because {why}; check(mine, kind) compares with another kind.",
+    "note_taken_for": "it was taken for {kind}, because {why}; check(mine, kind), or --kind, compares with another.",
     "note_unknown_used": "its argument {argument} was tried as a mask.",
 }
 

@@ -126,14 +126,20 @@ def test_the_step_that_differs_is_named(check, step, before, after):
         ("j < valid_len", "j <= valid_len", "This query may see 1 of 3 keys."),
         ("project(p->batch * p->n_queries, size, p->context, p->W_o, p->output);", "", "It was not written."),
         ("exp(a[j] - m)", "exp(a[j])", "See a call with scores in the thousands: weights["),
-        ("softmax(p->n_keys,", "softmax(valid_len,", "It was not written.\n            This query may see"),  # no factor
+        (
+            "softmax(p->n_keys,",
+            "softmax(valid_len,",
+            "It was not written.\n            This query may see",
+        ),  # no factor
     ],
 )
 def test_hints(check, before, after, hint):
     assert hint in check(changed(before, after), 1)
 
 
-@pytest.mark.parametrize(("before", "after"), [("exp(a[j] - m)", "expf(a[j] - m)"), ("real sum = 0;", "float sum = 0;")])
+@pytest.mark.parametrize(
+    ("before", "after"), [("exp(a[j] - m)", "expf(a[j] - m)"), ("real sum = 0;", "float sum = 0;")]
+)
 def test_a_float_on_the_way_is_named_in_double(check, before, after):
     said = check(changed(before, after), None)
     assert said.startswith("float") or "It is right to the digits of float: where is a float, or expf," in said

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import children
+import mha_c
 import needs
 from mha_c.viz import own_layer
 
@@ -116,6 +117,38 @@ def attention(Q, K, V, mask=None):
     assert wrong["checked"][0]["mistakes"] == ["mask_inverted"]
 
 
+LOOPS = """import threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+def attention(q, k, v):
+    while WHILE:
+        try:
+            time.sleep(WHILE)
+        except BaseException:
+            pass
+    return q
+"""
+
+
+def test_a_file_that_does_not_end_is_ended(tmp_path):
+    """With the line at which it is; and one that leaves a thread behind holds up no loop over a class."""
+    (tmp_path / "mine.py").write_text(LOOPS.replace("WHILE", "1"))
+    done = command("check", "mine.py", "--json", "--seconds", "2", cwd=tmp_path, status=2)
+    problem = json.loads(done.stdout)["problem"]
+    assert problem["id"] == "takes_too_long" and problem["line"] in range(4, 9)
+    assert problem["text"].startswith("it still runs after 2 seconds.  Line ")
+    (tmp_path / "mine.py").write_text(LOOPS.replace("WHILE", "0"))
+    assert json.loads(command("check", "mine.py", "--json", cwd=tmp_path, status=1).stdout)["ok"] is False
+
+
+def test_stdout_is_the_answer_alone_whoever_prints(tmp_path):
+    text = (
+        f"{RIGHT}\nimport os, subprocess, sys\nos.write(1, b'of C')\nsubprocess.run([sys.executable, '-c', 'print(5)'])"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    done = command("check", "mine.py", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["ok"] and "of C" in done.stderr and "5" in done.stderr
+
+
 @pytest.mark.parametrize("words", [["check"], ["dance"], ["check", "a.py", "--loud"]])
 def test_wrong_words_are_told_on_stderr(words):
     done = command(*words, status=2)
@@ -126,6 +159,10 @@ def test_wrong_words_are_told_on_stderr(words):
 def test_each_command_has_help(words):
     assert command(words, "--help").stdout.startswith(f"usage: python -m mha_c {words} ")
     assert words in command("--help").stdout
+
+
+def test_version_alone():
+    assert command("--version").stdout == f"mha_c {mha_c.__version__}\n"
 
 
 def test_config_is_also_what_no_command_prints():

@@ -1,5 +1,7 @@
 """What of a student's file is judged: what its names tell, but for parts of another; and what runs when."""
 
+import io
+import json
 import sys
 
 import pytest
@@ -134,4 +136,54 @@ def test_what_does_not_import_is_told_with_its_line(judged, text, line, says):
 
 def test_files_that_are_none(judged, tmp_path):
     assert files.judged(str(tmp_path)).problem.id == "no_such_file"
-    assert "nbconvert" in str(judged("{}", file="mine.ipynb").problem)
+    assert "it takes one file" in str(files.judged(str(tmp_path)))
+    assert judged("{}", file="mine.ipynb").problem.id == "does_not_import"
+
+
+def notebook(*cells):
+    cells = [{"cell_type": kind, "source": text.splitlines(True)} for kind, text in cells]
+    return json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}})
+
+
+OF_THE_NOTEBOOK = ("code", f"%matplotlib inline\n!pip install d2l{SOFTMAX}if True:\n    %time softmax\nsoftmax?\n")
+REPORTING = ("code", 'print("100 %%"\n  % ())\ntext = """\n%d"""\n')  # Python, though lines begin with %
+
+
+def test_the_cells_of_a_notebook_are_one_file(judged):
+    """What uses what is told across cells; what is for the notebook alone, or of another language, does not run."""
+    others = [("markdown", "# Homework"), ("code", "%%bash\nls | wc\n"), ("code", "%%time\nsoftmax(np.ones((2, 3)))")]
+    report = judged(notebook(OF_THE_NOTEBOOK, ("code", ATTENTION), *others, REPORTING), file="mine.ipynb")
+    assert report.ok and names(report) == [("attention", "dot_product")], report
+    wrong = notebook(OF_THE_NOTEBOOK, ("code", ATTENTION.replace("np.sqrt(q.shape[-1])", "q.shape[-1]")))
+    assert judged(wrong, file="mine.ipynb").judged[0].answer.mistakes == ["scale_d"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\ny = zz\n", ".  Cell 3, line 2:\nNameError: name 'zz'"),
+        ("x = 1\ny = (\n", 'mine.ipynb, cell 3", line 2'),
+    ],
+)
+def test_a_cell_that_fails_is_named(judged, text, says):
+    problem = judged(notebook(("markdown", "x"), OF_THE_NOTEBOOK, ("code", text)), file="mine.ipynb").problem
+    assert (problem.id, problem.line) == ("does_not_import", 2) and says in str(problem)
+
+
+def test_an_error_in_a_cell_shows_its_line(judged):
+    text = "def attention(q, k, v):\n    return of_nobody(q)\n"
+    assert "return of_nobody(q)" in str(judged(notebook(("code", text)), file="mine.ipynb"))
+
+
+def test_nothing_is_read_from_stdin(judged, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("5\n"))
+    problem = judged("x = 1\nn = int(input('How many? '))\n").problem
+    assert problem.line == 2 and "EOFError" in str(problem) and '`if __name__ == "__main__":`' in str(problem)
+    assert sys.stdin.read() == "5\n"
+
+
+def test_a_plain_softmax_is_not_blamed_for_its_mask(judged):
+    """It is a helper of the attention whose name tells nothing; asked for, or with a mask in its name, it is judged."""
+    assert judged(SOFTMAX + "def mix(a, b): return softmax(a) @ b").problem
+    assert names(judged(SOFTMAX.replace("softmax(x", "masked_softmax(x"))) == [("masked_softmax", "masked_softmax")]
+    assert names(judged(SOFTMAX, kind="masked_softmax")) == [("softmax", "masked_softmax")]
