@@ -6,8 +6,8 @@
     python tools/torches.py --list                          prints the versions of torches.txt
 
 The environment is made as the book's install page says, in build/torch-VERSION, and kept.  Then pip installs our
-wheel, which must change nothing that is there.  A test that asks torch for what it does not have is skipped, and says
-its name.
+wheel, which must change nothing that is there.  A test that asks torch for what it does not have is skipped; the end of
+the report says why.
 Nothing but the standard library of Python 3.9 is needed, and no make: so it is the same on Windows and macOS.
 """
 
@@ -104,7 +104,7 @@ def main():
         environment = ROOT / "build" / f"torch-{arguments.torch}"
         make(environment, row)
     install(environment)
-    options = [f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-q", "-rfE"]
+    options = [f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-q", "-rfEs"]
     options += ["-n", arguments.jobs, "--dist", "loadfile", "--no-loadscope-reorder"]
     options += ["-o", "filterwarnings=default"]  # old libraries warn of what has come since
     run(interpreter(environment), "-m", "pytest", *options, ROOT / "tests" / "torch", ROOT / "tests" / "d2l", *words)

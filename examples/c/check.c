@@ -231,13 +231,9 @@ add_own(const char *name, double factor, int longest)
         lens[i] = longest ? 1 + (i * 2 + 1) % longest : 0;
     }
     a->valid_lens = lens;
-    a->queries = drawn(2 * 3 * 12, factor);
-    a->keys = drawn(2 * 5 * 12, 1);
-    a->values = drawn(2 * 5 * 12, 1);
-    a->W_q = drawn(12 * 12, 1);
-    a->W_k = drawn(12 * 12, 1);
-    a->W_v = drawn(12 * 12, 1);
-    a->W_o = drawn(12 * 12, 1);
+    a->queries = drawn(2 * 3 * 12, factor), a->keys = drawn(2 * 5 * 12, 1), a->values = drawn(2 * 5 * 12, 1);
+    a->W_q = drawn(12 * 12, 1), a->W_k = drawn(12 * 12, 1);
+    a->W_v = drawn(12 * 12, 1), a->W_o = drawn(12 * 12, 1);
 }
 
 /* ---- two calls, and what differs ------------------------------------------------------------------------------- */
@@ -319,18 +315,18 @@ factor(const struct test *test, int step)
     return isfinite(found) ? found : 0;
 }
 
-/* What all numbers of a step have in common, or the weights of the query at hand. */
+/* What all numbers of a step have in common, or the weights of this query. */
 static void
-hint(const struct test *test, int step, const real *row, int columns)
+hint(const struct test *test, int step, const real *weights)
 {
     double each = factor(test, step), sum = 0;
-    if (fabs(each) > 0 && fabs(each - 1) > 1e-3) {
+    if (each != 0 && fabs(each - 1) > 1e-3) {
         printf("            Each number is %.5g times the right one.\n", each);
     } else if (first_difference(test, step, FLOAT_BOUND) < 0) {
         printf("            It is right to the digits of float: where is a float, or expf, instead of real and exp?\n");
     }
-    for (int j = 0; step == 4 && j < columns; j++) {
-        sum += row[j];
+    for (int j = 0; step == 4 && j < test->a.n_keys; j++) {
+        sum += weights[j];
     }
     if (step == 4 && !(fabs(sum - 1) < 1e-3)) {
         printf("            The weights of this query add up to %.5g, not to 1.\n", sum);
@@ -343,7 +339,6 @@ explain(const struct test *test, int step, int at)
     const struct attention *a = &test->a;
     int columns = step == 3 || step == 4 ? a->n_keys : a->num_hiddens;
     int rows = step == 1 || step == 2 ? a->n_keys : a->n_queries, row = at / columns % rows;
-    real *mine = test->mine[step] + at / columns * columns;
     printf("            %s\n            See %s: %s[", STEPS[step].is, test->name, STEPS[step].name);
     if (step == 3 || step == 4) {
         int head = at / columns / rows;
@@ -353,11 +348,12 @@ explain(const struct test *test, int step, int at)
         printf("batch %d, %s %d, column %d", at / columns / rows, of, row, at % columns);
     }
     int digits = sizeof(real) == 4 ? 7 : 13;
-    printf("] is %.*g, should be %.*g.\n", digits, (double)test->mine[step][at], digits, (double)test->book[step][at]);
+    double is = test->mine[step][at], should_be = test->book[step][at];
+    printf("] is %.*g, should be %.*g.\n", digits, is, digits, should_be);
     if (test->mine[step][at] == UNTOUCHED) {
         printf("            It was not written.\n");
     } else {
-        hint(test, step, mine, columns);
+        hint(test, step, test->mine[step] + at / columns * columns);
     }
     if (step == 4 && a->valid_lens) {
         int query = at / columns / rows / a->num_heads * rows + row;
