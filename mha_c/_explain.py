@@ -221,7 +221,8 @@ def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
         kept = f"{in_words(facts['kept_bytes'])} kept, to compute the weights when they are read"
         way += [("attention", facts["by"])]
         way += [("memory", f"{in_words(facts['scratch_bytes'])} beside what torch's kernels need; {kept}")]
-    title = f"{name}, {facts['dtype']} on {facts['device']}: {_counted(facts)}"
+    counted = f": {_counted(facts)}" if "attention" in facts else ""  # a call that is not read has no sizes
+    title = f"{name}, {facts['dtype']} on {facts['device']}{counted}"
     return Explanation(title, {"call": name, **facts}, way)
 
 

@@ -9,7 +9,8 @@ Neither torch nor teach is imported: a layer of torch is one whose parameters ha
 from .advice import THREE_LINES
 from .names import HEADS, books_name, parameters
 from .roles import arguments, roles
-from .weights import ADDITIVE, MULTI_HEAD, Part, Weights, weights_of
+from .stored import Part
+from .weights import ADDITIVE, MULTI_HEAD, Weights, weights_of
 
 __all__ = [
     "ADDITIVE", "HEADS", "MULTI_HEAD", "THREE_LINES", "Part", "Weights", "arguments", "books_name", "parameters",

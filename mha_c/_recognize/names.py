@@ -8,7 +8,8 @@ from typing import Any
 
 OTHERS = {  # the book's names, and others for the same
     "queries": "query q hidden decoder_hidden dec_hidden decoder_state hidden_state",
-    "keys": "key k encoder_outputs encoder_output enc_outputs enc_output enc_out memory context annotations",
+    "keys": "key k encoder_outputs encoder_output encoder_out enc_outputs enc_output enc_out encoder_hidden_states "
+    "encoder_states encoder_hidden enc_hidden enc_states memory context annotations features",
     "values": "value v",
     "X": "x input inputs scores score s a logits hidden_states",
     "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths",

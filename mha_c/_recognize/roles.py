@@ -17,15 +17,15 @@ _ROLES = {
     "|kv_offset|q_offset|num_past|prefix_len|begin|start_index|first",
     "positions": "positions?|pos|position_ids|token_positions?|pos_ids|input_pos|indices|idx|t|ts|timesteps|steps",
     "base": "base|theta|rope_theta|freq_base|rope_base",
-    "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|pad(ding)?|seen"
-    "|tril|blocked|hidden_keys|hide|may_see|can_see",
+    "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
+    "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see",
 }  # fmt: skip
 _FLAG = re.compile(
     "caus|mask|future|autoregress|decod|lower|tri", re.IGNORECASE
 )  # of parameters that are True or False
 _HARMLESS = re.compile(
     "drop|^p$|train|determin|scale|temperature|tau|eps|need|return|output_|average|verbose|debug|show|store|keep_w|save"
-    "|^dim$|^axis$|rng|seed|generator|dtype|device|cache|past_?k|bias|max_(seq_)?len|num_heads|^(r|e)?dropout|name$"
+    "|^dim$|^axis$|rng|seed|generator|dtype|device|cache|past|bias|max_(seq_)?len|num_heads|^(r|e)?dropout|name$"
     "|^rope$|rotary|use_|cos|sin|freq|layer_idx|^args$|gqa",
     re.IGNORECASE,
 )
@@ -45,6 +45,10 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
     for name in set(told.values()) & set(wanted):  # two parameters for one argument: the first has it
         for other in [each for each, role in told.items() if role == name][1:]:
             told[other] = ""
+    own = [name for name in wanted if name in told.values()]
+    needed = [each for each in found if each.default is each.empty]
+    if len(needed) == 1 and own == ["keys"] and told[needed[0].name] == "keys":  # context: the only input
+        told[needed[0].name] = "queries"
     for each, name in zip(found, wanted):
         if not told[each.name] and name not in told.values() and not isinstance(each.default, (bool, str)):
             told[each.name] = name

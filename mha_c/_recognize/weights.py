@@ -13,38 +13,13 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .names import HEADS, OTHERS, root_of
+from .stored import PER_HEAD, Leaf, Part, as_it_was, at, bias_of, leaves_of, paths, place, shape_of, stored_in, write
 
 MULTI_HEAD = "W_q", "W_k", "W_v", "W_o"
 ADDITIVE = "W_q", "W_k", "w_v"
+_ANY = "linear proj projection fc dense w".split()
+_JOINING = ((2,), (0, 1)), ((0,), (1, 2)), ((1,), (0, 2))  # of W_o: (H, K, D), (D, H, K), (H, D, K)
 _SCORERS = "w_v wv v va v_a vt v_t score energy".split()
-
-
-class Part(NamedTuple):
-    """A stored weight, or some of its outputs or inputs.
-
-    Attributes
-    ----------
-    weight, bias : str
-        Paths from the layer, such as "heads.0.key.weight"; bias is "" where there is none.
-    turned : bool
-        Whether it is stored as (outputs, inputs), as a Linear does; else (inputs, outputs), as in X @ W.
-    rows : sequence of int, optional
-        The outputs that belong to it; None: all.
-    columns : slice, optional
-        The inputs that belong to it; None: all.
-    """
-
-    weight: str
-    bias: str = ""
-    turned: bool = True
-    rows: Optional[Sequence[int]] = None
-    columns: Optional[slice] = None
-
-    def __str__(self) -> str:
-        name = self.weight[: -len(".weight")] if self.weight.endswith(".weight") else self.weight
-        if self.columns is not None:
-            return f"{name}[inputs {self.columns.start or 0}:{self.columns.stop or ''}]"
-        return name if self.rows is None else f"{name}[outputs {self.rows[0]}..{self.rows[-1]}]"
 
 
 class Weights(NamedTuple):
@@ -64,7 +39,7 @@ class Weights(NamedTuple):
 
     def get(self, layer: Any, name: str) -> Any:
         """The weight of this name of the book, (inputs, outputs) as in X @ W, as an array; w_v is (inputs,)."""
-        found = np.concatenate([_stored(layer, part)[_place(part)].T for part in self.parts[name]], axis=1)
+        found = np.concatenate([stored_in(layer, part)[place(part)].T for part in self.parts[name]], axis=1)
         return found[:, 0] if name == "w_v" else found
 
     def set(self, layer: Any, name: str, new: Any) -> None:
@@ -72,15 +47,15 @@ class Weights(NamedTuple):
         new, begin = np.asarray(new), 0
         new = new[:, None] if new.ndim == 1 else new
         for part in self.parts[name]:
-            stored = _stored(layer, part).copy()
-            count = stored[_place(part)].shape[0]
-            stored[_place(part)] = new[:, begin : begin + count].T
-            _write(layer, part.weight, stored if part.turned else stored.T)
+            stored = stored_in(layer, part).copy()
+            count = stored[place(part)].shape[0]
+            stored[place(part)] = new[:, begin : begin + count].T
+            write(layer, part.weight, as_it_was(layer, part, stored))
             begin += count
 
     def bias(self, layer: Any, name: str) -> Any:
         """The bias that is added where this weight multiplies, (outputs,); None where there is none."""
-        found = [_bias(layer, part) for part in self.parts[name]]
+        found = [bias_of(layer, part) for part in self.parts[name]]
         if any(x is None for x in found):
             return None
         return np.concatenate(
@@ -90,20 +65,20 @@ class Weights(NamedTuple):
     def clear_biases(self, layer: Any) -> None:
         """Write zeros into all biases."""
         for path in {part.bias for parts in self.parts.values() for part in parts} - {""}:
-            if _at(layer, path) is not None:
-                _write(layer, path, np.zeros(tuple(_at(layer, path).shape)))
+            if at(layer, path) is not None:
+                write(layer, path, np.zeros(tuple(at(layer, path).shape)))
 
     def sizes(self, layer: Any) -> dict[str, tuple[int, int]]:
         """{name: (inputs, outputs)}; 0 for a size that the first call of a layer sets."""
         return {
-            name: (_shape(layer, parts[0])[1], sum(_shape(layer, part)[0] for part in parts))
+            name: (shape_of(layer, parts[0])[1], sum(shape_of(layer, part)[0] for part in parts))
             for name, parts in self.parts.items()
         }
 
     def unused(self, layer: Any) -> list[str]:
         """The names of the layer's parameters that belong to none of these weights."""
         used = {path for parts in self.parts.values() for part in parts for path in (part.weight, part.bias)}
-        return [path for path in _paths(layer) if path not in used]
+        return [path for path in paths(layer) if path not in used]
 
     def places(self) -> dict[str, str]:
         """{the book's name: where it is}, for messages: {"W_q": "c_attn[outputs 0..7]"}."""
@@ -137,25 +112,12 @@ def weights_of(layer: Any, kind: str = "", given: Optional[dict[str, str]] = Non
 # ---- what a layer holds --------------------------------------------------------------------------------------------
 
 
-class _Leaf(NamedTuple):
-    """One projection, or one matrix that may be one."""
-
-    name: str  # without numbers: "heads.key"
-    place: tuple[int, ...]  # the numbers in it: of "heads.3.key" (3,)
-    part: Part
-    shape: tuple[int, int]  # (outputs, inputs); 0 where not known yet
-
-    @property
-    def path(self) -> str:
-        return str(self.part)
-
-
 class _Held:
     """What a layer holds that can be weights."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
-        self.leaves = list(_leaves(layer))
+        self.leaves = list(leaves_of(layer))
 
     def heads(self) -> tuple[Optional[int], Optional[int]]:
         """(heads of queries, heads of keys) as attributes of the layer say; None where they do not."""
@@ -170,15 +132,17 @@ class _Held:
 
     def multi_head(self, given: dict[str, str]) -> list[Weights]:
         """The ways in which these are W_q, W_k, W_v, and perhaps W_o."""
-        groups: dict[str, list[_Leaf]] = {}
+        groups: dict[str, list[Leaf]] = {}
         for leaf in self.leaves:
             groups.setdefault(leaf.name, []).append(leaf)
-        by_root: dict[str, list[_Leaf]] = {}
+        by_root: dict[str, list[Leaf]] = {}
         for name, leaves in groups.items():
             asked = next((ours for ours, path in given.items() if path in (name, *(leaf.path for leaf in leaves))), "")
             root = asked[2:] if asked else _root_of_path(name)
             if root and not (given and not asked and f"W_{root}" in given):
                 by_root.setdefault(root, []).extend(leaves)
+        if not {"q", "qkv"} & {*by_root}:
+            by_root.update(_alike(groups))
         if not {"q", "qkv"} & {*by_root}:
             by_root = next((_counted(leaves) for leaves in groups.values() if len(leaves) in (3, 4)), by_root)
         if all(leaf.shape[0] == 1 for leaf in by_root.get("v", [])) and any(
@@ -195,7 +159,7 @@ class _Held:
         found = [{**parts, **({"W_o": (out[0].part,)} if out else {})} for parts in self._projections(by_root, joint)]
         return list(itertools.chain.from_iterable(map(self._with_heads, map(self._both_ways, found))))
 
-    def _projections(self, by_root: dict[str, list[_Leaf]], joint: str) -> Iterator[dict[str, tuple[Part, ...]]]:
+    def _projections(self, by_root: dict[str, list[Leaf]], joint: str) -> Iterator[dict[str, tuple[Part, ...]]]:
         """{W_q, W_k, W_v: parts} of each order of a joint projection."""
         alone = {f"W_{x}": tuple(leaf.part for leaf in by_root[x]) for x in "qkv" if x in by_root}
         if not joint:
@@ -212,8 +176,11 @@ class _Held:
         asked, shared = self.heads()
         found = []
         for parts in ways:
-            shapes = {name: sum(_shape(self.layer, part)[0] for part in own) for name, own in parts.items()}
-            heads = asked or (len(parts["W_q"]) if len(parts["W_q"]) > 1 else None)
+            shapes = {name: sum(shape_of(self.layer, part)[0] for part in own) for name, own in parts.items()}
+            first, *others = parts["W_q"]
+            heads = asked or (len(parts["W_q"]) if others else None)
+            if first.axes and not others:
+                heads = at(self.layer, first.weight).shape[first.axes[0][0]]
             size = self._number("head_dim")
             if heads is None and size and shapes["W_q"] % size == 0 and len(parts["W_q"]) == 1:
                 heads = shapes["W_q"] // size
@@ -225,10 +192,19 @@ class _Held:
 
     def _both_ways(self, parts: dict[str, tuple[Part, ...]]) -> list[dict[str, tuple[Part, ...]]]:
         """As they are; and with matrices that are not in a Linear as (outputs, inputs), where that may be."""
-        bare = [name for name, own in parts.items() if any(not part.turned and not part.bias for part in own)]
-        if not bare or any(hasattr(_at(self.layer, p.weight.rpartition(".")[0]), "nf") for n in bare for p in parts[n]):
-            return [parts]
-        return [parts, {name: tuple(part._replace(turned=True) for part in own) for name, own in parts.items()}]
+        bare = [name for name, own in parts.items() if any(not part.turned for part in own)]
+        if any(hasattr(at(self.layer, p.weight.rpartition(".")[0]), "nf") for n in bare for p in parts[n]):
+            bare = []
+        deep = [name == "W_o" for name, own in parts.items() if any(part.axes for part in own)]
+        into, out = PER_HEAD if False in deep else [()], _JOINING if True in deep else [()]
+
+        def so(part: Part, axes: Any, turned: bool) -> Part:
+            return part._replace(axes=axes) if part.axes else part._replace(turned=part.turned or turned)
+
+        return [
+            {name: tuple(so(part, axes[name == "W_o"], turned) for part in own) for name, own in parts.items()}
+            for *axes, turned in itertools.product(into, out, (False, True) if bare else (False,))
+        ]
 
     # ---- additive scores --------------------------------------------------------------------------
 
@@ -254,7 +230,7 @@ class _Held:
         ways: list[dict[str, tuple[Part, ...]]] = [{"W_q": (q.part,), "W_k": (k.part,), "w_v": w_v} for q, k in orders]
         return [Weights(each) for way in ways for each in self._both_ways(way)]
 
-    def _side_by_side(self, leaf: _Leaf, w_v: tuple[Part, ...]) -> list[Weights]:
+    def _side_by_side(self, leaf: Leaf, w_v: tuple[Part, ...]) -> list[Weights]:
         """One projection of [query; key], or [key; query].  Where the one ends and the other begins, the features of a
         call tell; here both have half of them."""
         half = leaf.shape[1] // 2
@@ -268,12 +244,25 @@ class _Held:
 
 def _root_of_path(name: str) -> str:
     """Of "heads.key" that of "key"; of "to_out" or "to_out.proj" that of "to_out"."""
-    words = name.split(".")
-    found = [root_of(word) for word in words]
-    return next(filter(None, [found[-1], *found]), "")
+    *around, last = name.split(".")
+    found = [root_of(word) for word in around]
+    by_last = root_of(last)
+    says_little = last.lower() in _ANY and any(found)  # of "query.linear" the "query" says more
+    return next(filter(None, [*found, by_last] if says_little else [by_last, *found]), "")
 
 
-def _counted(leaves: list[_Leaf]) -> dict[str, list[_Leaf]]:
+def _alike(groups: dict[str, list[Leaf]]) -> dict[str, list[Leaf]]:
+    """Three names that differ in one word alone, which says q, k, v: my_query_net, my_key_net, my_value_net."""
+    found: dict[str, dict[str, list[Leaf]]] = {}
+    for name, leaves in groups.items():
+        words = re.split("[_.]", name)
+        for i, word in enumerate(words):
+            if root_of(word) in ("q", "k", "v"):
+                found.setdefault("_".join([*words[:i], "", *words[i + 1 :]]), {})[root_of(word)] = leaves
+    return next((one for one in found.values() if len(one) == 3), {})
+
+
+def _counted(leaves: list[Leaf]) -> dict[str, list[Leaf]]:
     """linears[0] ... linears[3] of one list are W_q, W_k, W_v, W_o."""
     return {letter: [leaf] for letter, leaf in zip("qkvo", leaves)} if all(x.name and x.place for x in leaves) else {}
 
@@ -294,112 +283,3 @@ def _orders(outputs: int, parts: int, heads: int) -> Iterator[list[Sequence[int]
     if heads and size % heads == 0 and size:
         each = np.arange(outputs).reshape(-1, parts, heads)
         yield [tuple(each[:, i].T.ravel().tolist()) for i in range(parts)]
-
-
-# ---- attributes ----------------------------------------------------------------------------------------------------
-
-
-def _leaves(layer: Any) -> Iterator[_Leaf]:
-    if not hasattr(layer, "named_parameters"):
-        for name, held in vars(layer).items():
-            owner, path = (held, f"{name}.weight") if hasattr(held, "weight") else (None, name)
-            stored = held if owner is None else held.weight
-            if len(getattr(stored, "shape", ())) in (1, 2):
-                bias = f"{name}.bias" if getattr(owner, "bias", None) is not None else ""
-                yield _leaf(layer, path, bias, owner is not None)
-        return
-    for path, _ in layer.named_parameters():
-        owner_path, _, last = path.rpartition(".")
-        owner = _at(layer, owner_path)
-        projects = hasattr(owner, "in_features") or hasattr(owner, "nf")
-        if projects and last == "weight":
-            has_bias = getattr(owner, "bias", None) is not None
-            yield _leaf(layer, path, f"{owner_path}.bias" if has_bias else "", not hasattr(owner, "nf"))
-        elif not projects and "bias" not in last.lower() and not hasattr(owner, "normalized_shape"):
-            bias = path[: -len("weight")] + "bias" if last.endswith("_weight") else ""  # as in torch's own layer
-            bias = bias if bias and getattr(owner, last[: -len("weight")] + "bias", None) is not None else ""
-            if _is_open(_at(layer, path)) or len(_at(layer, path).shape) in (1, 2):
-                yield _leaf(layer, path, bias, last.endswith("_weight"))
-
-
-def _paths(layer: Any) -> list[str]:
-    """Of all parameters, or of all arrays."""
-    if hasattr(layer, "named_parameters"):
-        return [path for path, _ in layer.named_parameters()]
-    held = {name: getattr(x, "weight", x) for name, x in vars(layer).items()}
-    return [
-        name if held[name] is vars(layer)[name] else f"{name}.weight" for name, x in held.items() if hasattr(x, "shape")
-    ]
-
-
-def _leaf(layer: Any, path: str, bias: str, turned: bool) -> _Leaf:
-    words = path.split(".")
-    words = words[:-1] if words[-1] == "weight" and len(words) > 1 else words
-    part = Part(path, bias, turned)
-    return _Leaf(
-        ".".join(word for word in words if not word.isdigit()),
-        tuple(int(word) for word in words if word.isdigit()),
-        part, _shape(layer, part),
-    )  # fmt: skip
-
-
-def _at(layer: Any, path: str) -> Any:
-    """What is at the end of a path; names of torch's lists are numbers, and Python's lists take them as such."""
-    found = layer
-    for word in filter(None, path.split(".")):
-        # A weight without a size yet is None here: the NumPy layers' own have no attribute until then.
-        found = found[int(word)] if word.isdigit() and isinstance(found, (list, tuple)) else getattr(found, word, None)
-    return found
-
-
-def _is_open(stored: Any) -> bool:
-    return stored is None or type(stored).__name__.startswith("Uninitialized")
-
-
-def _shape(layer: Any, part: Part) -> tuple[int, int]:
-    """(outputs, inputs) of a part; 0 for what is not known yet."""
-    stored = _at(layer, part.weight)
-    if _is_open(stored):
-        owner = _at(layer, part.weight.rpartition(".")[0])
-        return int(getattr(owner, "out_features", 0)), int(getattr(owner, "in_features", 0))
-    sizes = tuple(stored.shape) if len(stored.shape) == 2 else (stored.shape[0], 1)
-    outputs, inputs = sizes if part.turned else sizes[::-1]
-    if len(stored.shape) == 1:
-        outputs, inputs = 1, stored.shape[0]
-    if part.columns is not None:
-        inputs = len(range(*part.columns.indices(inputs)))
-    return (outputs if part.rows is None else len(part.rows)), inputs
-
-
-def _stored(layer: Any, part: Part) -> Any:
-    """A stored weight as an array (outputs, inputs)."""
-    stored = np.asarray(_plain(_at(layer, part.weight)))
-    if stored.ndim == 1:
-        return stored[None]
-    return stored if part.turned else stored.T
-
-
-def _place(part: Part) -> Any:
-    rows: Any = slice(None) if part.rows is None else list(part.rows)
-    return rows, slice(None) if part.columns is None else part.columns
-
-
-def _bias(layer: Any, part: Part) -> Any:
-    found = _at(layer, part.bias) if part.bias else None
-    return None if found is None else np.asarray(_plain(found))
-
-
-def _plain(x: Any) -> Any:
-    return x.detach().cpu().numpy() if hasattr(x, "detach") else x
-
-
-def _write(layer: Any, path: str, new: Any) -> None:
-    """Write an array into an attribute: into the numbers of a tensor, in the place of an array."""
-    owner, _, name = path.rpartition(".")
-    owner = _at(layer, owner)
-    old = getattr(owner, name)
-    new = np.asarray(new).reshape(tuple(old.shape))
-    if hasattr(old, "detach"):
-        old.data.copy_(old.data.new_tensor(new))
-    else:
-        setattr(owner, name, np.array(new, old.dtype))

@@ -15,6 +15,7 @@ import mha_c
 import mha_c.torch as mt
 import own_attention
 import own_attention_more  # noqa: F401  it fills the zoo
+import own_attention_public  # noqa: F401
 import own_self_attention
 from own_attention import ZOO
 from own_lookalikes import LOOKALIKES
@@ -36,7 +37,7 @@ def tensors(value):
 
 def weights_kept(module):
     """{path: weights} that the lines of a module have left in it."""
-    names = "attention_weights", "weights", "attn", "alpha", "A", "attn_weights"
+    names = "attention_weights", "weights", "attn", "alpha", "A", "attn_weights", "last_attn"
     found = {}
     for path, part in module.named_modules():
         for name in names:
@@ -224,6 +225,7 @@ def test_an_odd_call_takes_its_own_lines():
         torch.testing.assert_close(module(*args, **named), twin(*args, **named), **TOLERANCE)
     with pytest.raises(TypeError, match="forward"):  # its own words
         module(q)
+    assert mha_c.explain(module, q, k, v, lens.bool()).as_dict()["way"] == "general"
     with pytest.raises(RuntimeError):
         module(q[..., :3].double(), k.double(), v.double(), lens)
 
@@ -344,7 +346,7 @@ def test_check_and_convert_ask_the_same(monkeypatch):
     """Without the one place that knows which attribute is which weight, neither knows a layer."""
     module = own_attention.MHA()
     assert mha_c.teach.check(module, "multi_head").ok
-    monkeypatch.setattr(mha_c._recognize.weights, "_leaves", lambda layer: iter(()))
+    monkeypatch.setattr(mha_c._recognize.weights, "leaves_of", lambda layer: iter(()))
     with pytest.raises(TypeError, match="W_q"):
         mha_c.teach.check(module, "multi_head")
     with pytest.warns(UserWarning, match="nothing to replace"):

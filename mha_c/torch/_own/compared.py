@@ -20,7 +20,7 @@ from ..._recognize import Weights, arguments
 from .._call.inputs import copied
 from .._private import HOOKS
 from . import forms
-from .plan import NEEDED, Found, Plan, at, attended, inputs_of
+from .plan import NEEDED, Found, Plan, arranged, at, attended, inputs_of
 
 
 class Unlike(Exception):
@@ -28,18 +28,18 @@ class Unlike(Exception):
 
 
 class Weighing(nn.Module):
-    """Stands in the place of a dropout: multiplies by a factor of the position in the last two axes, where it acts."""
+    """Stands in the place of a dropout: multiplies by a factor, where it acts."""
 
     acts = False
+    p = 0.0  # which lines may read that call torch's function
 
     def forward(self, x: Tensor) -> Tensor:
         return weighed(x) if self.acts else x
 
 
 def weighed(x: Tensor) -> Tensor:
-    sizes = tuple(x.shape[-2:])
-    factors = torch.linspace(0.5, 1.5, sizes[0] * sizes[-1] if len(sizes) == 2 else sizes[0], dtype=x.dtype)
-    return x * factors.reshape(sizes)
+    """The factor is one of the number itself, so that the order of axes does not matter, as it does not for dropout."""
+    return x * (x + 0.5)
 
 
 def same(x: Tensor) -> Tensor:
@@ -120,9 +120,8 @@ class Compared:
         self.tables = [x for x in _tensors(self.own) if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1]
         self.most_keys = min((int(x.shape[-1]) for x in self.tables), default=1 << 62)
         self.buffers = {name for part in self.own.modules() for name in part._buffers}
-        self.needs: set[str] = set()
         self.errors: list[Exception] = []
-        self.runs = False
+        self.runs = False  # whether a call of it has given anything
 
     # ---- calls -----------------------------------------------------------------------------------------
 
@@ -131,6 +130,13 @@ class Compared:
         heads = (weights.num_heads, weights.num_kv_heads) if weights else ()
         found = [n for n in (2, 3, 5, 4, 6, 7) if n not in heads][:3]
         return found[0], found[1], min(found[2], self.most_keys)
+
+    def features(self, weights: Optional[Weights]) -> tuple[int, int, int]:
+        """Of queries, keys and values."""
+        if weights is None:
+            return 4, 4, 4
+        into = {name: size or out for name, (size, out) in weights.sizes(self.own).items()}
+        return into["W_q"], into["W_k"], into.get("W_v", into["W_k"])
 
     def inputs(
         self, weights: Optional[Weights], layouts: tuple[str, str], square: bool, seed: int = 0, many: int = 0
@@ -142,11 +148,7 @@ class Compared:
             n_queries = 1
         elif square or "keys" not in self.roles:
             n_queries = n_keys
-        generator, features = torch.Generator().manual_seed(seed), (4, 4, 4)
-        if weights is not None:
-            known = weights.sizes(self.own)
-            into = {name: size or out for name, (size, out) in known.items()}
-            features = into["W_q"], into["W_k"], into.get("W_v", into["W_k"])
+        generator, features = torch.Generator().manual_seed(seed), self.features(weights)
         found: dict[str, Any] = {}
         roles = [role for role in ("queries", "keys", "values") if role in self.roles]
         for role, size in zip(("queries", "keys", "values"), features):
@@ -166,24 +168,24 @@ class Compared:
         with contextlib.redirect_stdout(self.printed):
             return self.own(**named)
 
-    def first(self, given: dict[str, Any]) -> Any:
-        """The result of a first call; with a mask, or lengths, that hide nothing where it needs them.  None where it
-        cannot be called with these."""
-        for filled in self._filled(given):
+    def firsts(self, given: dict[str, Any], layouts: tuple[str, str]) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """(result of a first call, what was given beside the inputs): lengths, or a mask, that hide nothing where it
+        needs them.  Whether a mask of ones hides nothing, or all, is not known yet."""
+        for filled in self._filled(given, layouts):
             try:
                 result = self.call({**given, **filled})
             except Exception as error:
                 self.errors.append(error)
                 continue
-            self.needs.update(filled)
             self.runs = True
-            return result
-        return None
+            yield result, filled
+            if not filled:
+                return
 
-    def _filled(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _filled(self, given: dict[str, Any], layouts: tuple[str, str]) -> Iterator[dict[str, Any]]:
         yield {}
-        q = given["queries"]
-        k = given.get("keys", q)
+        q = arranged(given["queries"], layouts[0])
+        k = arranged(given["keys"], layouts[1]) if "keys" in given else q
         n, rows, keys = q.shape[0], q.shape[-2], k.shape[-2]
         if "valid_lens" in self.roles:
             yield {"valid_lens": torch.full((n,), keys)}
@@ -213,6 +215,7 @@ class Compared:
         try:
             _seeded(seed)
             result = self.call(given)
+            self.runs = True
             _seeded(seed)
             found = self.ours(plan, given, drop)
         except Exception as error:
@@ -239,9 +242,15 @@ class Compared:
 
     def key(self, plan: Plan, given: dict[str, Any]) -> Any:
         """(layout of queries, values of the flags): which form a result has."""
-        keys = given.get("keys", given["queries"])
-        layouts = plan.layouts.get((given["queries"].dim(), keys.dim()), ("", ""))
-        return layouts[0], tuple(given.get(name, default) for name, role, default in self.takes if not role)
+        return layouts_of(plan, given)[0], tuple(
+            given.get(name, default) for name, role, default in self.takes if not role
+        )
+
+
+def layouts_of(plan: Plan, given: dict[str, Any]) -> tuple[str, str]:
+    """The axes of queries and keys in a call."""
+    keys = given.get("keys", given["queries"])
+    return plan.layouts.get((given["queries"].dim(), keys.dim()), ("", ""))
 
 
 def _weighing(module: nn.Module) -> dict[str, Weighing]:

@@ -79,8 +79,11 @@ def _checked_drops(compared: Compared, plan: Plan) -> Plan:
 def _numbers(module: nn.Module) -> Iterator[tuple[str, float]]:
     """Attributes that may be the probability of a dropout by a function."""
     for path, part in module.named_modules():
+        if isinstance(part, Weighing):
+            yield f"{path}.p".strip("."), part.p
+            continue
         for name, value in vars(part).items():
-            if type(value) in (float, int) and 0 <= value < 1 and name in _DROPS and not isinstance(part, Weighing):
+            if type(value) in (float, int) and 0 <= value < 1 and name in _DROPS:
                 yield f"{path}.{name}".strip("."), value
 
 

@@ -51,7 +51,8 @@ def kind_of(module: nn.Module) -> str:
     if len(others) > (0 if holds_attention(module) else own):  # a block, with more in it
         return ""
     if "w_v" in found[0].parts:
-        return "additive" if "keys" in by_name or "values" in by_name else ""
+        says = "keys" in by_name or "values" in by_name or "att" in kind.__name__.lower()
+        return "additive" if says and "keys" in roles else ""
     return "multi_head"
 
 

@@ -17,6 +17,7 @@ _SHAPES: dict[str, Any] = {
     "mean": lambda w: w.mean(1),
     "flat": lambda w: w[:, 0, 0] if w.shape[1] == w.shape[2] == 1 else None,
     "column": lambda w: w[:, 0].transpose(1, 2) if w.shape[1] == 1 else None,
+    "heads last": lambda w: w.permute(2, 3, 0, 1),
     "heads first": lambda w: w.transpose(0, 1),
     "bare": lambda w: w[0, 0] if w.shape[:2] == (1, 1) else None,
     "bare heads": lambda w: w[0] if w.shape[0] == 1 else None,

@@ -74,7 +74,7 @@ class How:
         if plan.weights is None:
             return True
         parts = plan.weights.parts
-        single = all(len(own) == 1 and own[0].turned and own[0][3:] == (None, None) for own in parts.values())
+        single = all(len(own) == 1 and own[0].turned and own[0][3:] == (None, None, ()) for own in parts.values())
         complete = "w_v" in parts or "W_o" in parts
         return single and complete and plan.weights.num_heads == plan.weights.num_kv_heads
 

@@ -63,9 +63,11 @@ def with_masks(compared: Compared, plan: Plan) -> Plan:
         return plan
     masks: dict[Any, Mask] = {}
     empty = plan.empty_rows if plan.lens else ""
-    (given, *_) = cases(compared, plan)
-    for shape, kind in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float")):
-        key = len(shape), kind
+    every = [(given, *each) for given in cases(compared, plan)
+             for each in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float"))]  # fmt: skip
+    compared.runs = False
+    for given, shape, kind in every:
+        key = given["queries"].dim(), len(shape), kind
         for sense, axes in itertools.product(("keep", "hide", "add"), _AXES[len(shape)]):
             known = masks.get(key)
             if (sense == "add" and kind != "float") or (known is not None and known[:2] != (sense, axes)):
@@ -82,7 +84,7 @@ def with_masks(compared: Compared, plan: Plan) -> Plan:
                 empty = rows or empty
                 masks[key] = meant._replace(sizes=meant.sizes | (known.sizes if known else frozenset()))
             break
-    if not masks:
+    if not masks and (compared.runs or plan.needs):  # where it refuses all of these, it takes masks of other shapes
         raise Unlike("")
     return plan._replace(masks=masks, empty_rows=empty or plan.empty_rows)
 
@@ -99,7 +101,7 @@ def _shapes(compared: Compared, plan: Plan, given: dict[str, Any]) -> list[tuple
     batch, n_queries, n_keys = inputs.queries.shape[0], inputs.queries.shape[-2], inputs.keys.shape[-2]
     heads = inputs.queries.shape[1] if inputs.queries.dim() == 4 else plan.weights.num_heads if plan.weights else 1
     return [
-        (n_queries, n_keys), (batch, n_keys), (batch, n_queries, n_keys), (batch, 1, n_keys), (1, n_queries, n_keys),
+        (batch, n_keys), (n_queries, n_keys), (batch, n_queries, n_keys), (batch, 1, n_keys), (1, n_queries, n_keys),
         (batch, 1, n_queries, n_keys), (batch, 1, 1, n_keys), (1, 1, n_queries, n_keys),
         *([(batch, heads, n_queries, n_keys)] if heads > 1 else []),
     ]  # fmt: skip
@@ -124,18 +126,20 @@ def _mask(shape: tuple[int, ...], kind: str, sense: str, empty: bool = False) ->
 def all_cases(compared: Compared, plan: Plan) -> list[dict[str, Any]]:
     """A call of each layout, of lengths and of masks."""
     found = [] if plan.needs else [*cases(compared, plan, 1), _many(compared, plan)]
-    (given, *_) = cases(compared, plan, 2)
+    every = cases(compared, plan, 2)
+    given = every[0]
     inputs = inputs_of(plan._replace(needs=frozenset()), given)
     assert inputs is not None
     for rank in plan.lens:
         shape = (inputs.queries.shape[0], inputs.queries.shape[-2])[:rank]
         found.append({**given, "valid_lens": torch.arange(_count(shape)).reshape(shape) % inputs.keys.shape[-2] + 1})
-    for shape, kind in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float")):
-        meant = plan.masks.get((len(shape), kind))
-        if meant is not None and len(found) < 5:
-            case = {**given, "mask": _mask(shape, kind, meant.sense)}
-            if inputs_of(plan, case) is not None:
-                found.append(case)
+    for given in every:
+        for shape, kind in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float")):
+            meant = plan.masks.get((given["queries"].dim(), len(shape), kind))
+            if meant is not None and len(found) < 5:
+                case = {**given, "mask": _mask(shape, kind, meant.sense)}
+                if inputs_of(plan, case) is not None:
+                    found.append(case)
     if not found:
         raise Unlike("its mask could not be told")
     return found

@@ -64,7 +64,7 @@ class Plan(NamedTuple):
     lens : frozenset of int
         Ranks of lengths.
     masks : dict
-        {(rank, "bool", "int" or "float"): Mask}.
+        {(rank of queries, rank, "bool", "int" or "float"): Mask}.
     flags : dict
         {values of the parameters without a role: what it gives}: "out", "weights", None, or a tuple of them.
     dropout : tuple of str
@@ -87,7 +87,7 @@ class Plan(NamedTuple):
     causal: bool = False
     empty_rows: str = "uniform"
     lens: frozenset[int] = frozenset()
-    masks: Mapping[tuple[int, str], Mask] = MappingProxyType({})
+    masks: Mapping[tuple[int, int, str], Mask] = MappingProxyType({})
     flags: Mapping[Any, Any] = MappingProxyType({})
     dropout: tuple[str, ...] = ()
     out_dropout: str = ""
@@ -167,7 +167,7 @@ def inputs_of(plan: Plan, given: dict[str, Any]) -> Optional[Inputs]:
         if rank not in plan.lens or tuple(lens.shape) != shape or lens.dtype is torch.bool:
             return None
     if mask is not None:
-        found = masked(plan, mask, (q.shape[0], _heads(plan, q), n_queries, n_keys))
+        found = masked(plan, queries.dim(), mask, (q.shape[0], _heads(plan, q), n_queries, n_keys))
         if found is None:
             return None
         keep, bias = found
@@ -186,11 +186,11 @@ def kind_of_mask(mask: Tensor) -> str:
     return "float" if mask.is_floating_point() else "int"
 
 
-def masked(plan: Plan, mask: Any, shape: tuple[int, ...]) -> Optional[tuple[Any, Any]]:
+def masked(plan: Plan, rank: int, mask: Any, shape: tuple[int, ...]) -> Optional[tuple[Any, Any]]:
     """(keep_mask, bias) of rank 4, of a mask of a form that was compared; None of others."""
     if not isinstance(mask, Tensor):
         return None
-    meant = plan.masks.get((mask.dim(), kind_of_mask(mask)))
+    meant = plan.masks.get((rank, mask.dim(), kind_of_mask(mask)))
     if meant is None:
         return None
     wide = mask[meant.axes]
@@ -246,7 +246,11 @@ def weight(module: Any, parts: tuple[Part, ...]) -> Tensor:
         return torch.cat([weight(module, (part,)) for part in parts])
     (part,) = parts
     found = at(module, part.weight)
-    found = found if part.turned else found.t()
+    if part.axes:
+        outputs, inputs = part.axes
+        found = found.permute(*outputs, *inputs).flatten(len(outputs)).flatten(0, len(outputs) - 1)
+    else:
+        found = found if part.turned else found.t()
     if part.rows is not None:
         own = part.rows
         found = found[own.start : own.stop] if isinstance(own, range) else found[list(own)]
@@ -259,7 +263,7 @@ def bias(module: Any, parts: tuple[Part, ...]) -> Optional[Tensor]:
     for part in parts:
         if not part.bias or at(module, part.bias) is None:
             return None
-        one, own = at(module, part.bias), part.rows
+        one, own = at(module, part.bias).reshape(-1), part.rows
         if own is not None:
             one = one[own.start : own.stop] if isinstance(own, range) else one[list(own)]
         found.append(one)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..._recognize import weights_of
 from . import forms
-from .compared import Compared, Unlike, isolated
+from .compared import Compared, Unlike, isolated, layouts_of
 from .dropping import with_dropout
 from .masks import cases, with_lengths, with_masks
 from .plan import LAST, NEEDED, Plan
@@ -50,17 +50,25 @@ def _based(compared: Compared) -> Plan:
     plan = Plan(kind, compared.takes, None, {}, len(by_place), most_keys=compared.most_keys)
     for ranks, choices in _layouts(compared, kind):
         before = plan
-        tries = list(itertools.product(choices, (False, True) if "keys" in compared.roles else (False,)))
-        for layouts, square in tries:
-            found = _hit(compared, plan, ways, ranks, layouts, square)
+        squares = (False, True) if "keys" in compared.roles else (False,)
+        for alike, layouts, square in itertools.product(_by_features(compared, ways), choices, squares):
+            found = _hit(compared, plan, alike, ranks, layouts, square)
             if found is not None:
                 plan = found
                 break
-        if plan is before and ranks == (3, 3) and compared.runs:  # it takes these, and gives something else
-            raise Unlike("")
+        if plan is before and ranks == (3, 3) and compared.runs and kind != "additive":
+            raise Unlike("")  # it takes these, and gives something else
     if not plan.layouts:
         raise Unlike("")
-    return plan._replace(needs=frozenset(compared.needs))
+    return plan
+
+
+def _by_features(compared: Compared, ways: list[Any]) -> list[list[Any]]:
+    """The ways that take inputs of the same sizes, together."""
+    found: dict[Any, list[Any]] = {}
+    for way in ways:
+        found.setdefault(compared.features(way), []).append(way)
+    return list(found.values())
 
 
 def _with_more_heads(compared: Compared, ways: list[Any]) -> list[Any]:
@@ -77,8 +85,8 @@ def _with_more_heads(compared: Compared, ways: list[Any]) -> list[Any]:
 def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, square: bool) -> Optional[Plan]:
     """The plan with these layouts, if a call with them gives what ours does."""
     given = compared.inputs(ways[0], layouts, square)
-    result = compared.first(given)
-    if result is None:
+    results = list(compared.firsts(given, layouts))
+    if not results:
         return None
     known = [(plan.weights, plan.causal)] if plan.layouts else itertools.product(ways, (False, True))
     new = plan._replace(layouts={**plan.layouts, ranks: layouts}, square=plan.square or square)
@@ -88,10 +96,13 @@ def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, sq
             found = compared.ours(new, given)
         except Exception:  # weights that do not fit together in this way
             continue
+        if found is None:
+            continue
         key = compared.key(new, given)
-        form = "?" if found is None else forms.form_of(result, found.out, found.weights, key[0])
-        if forms.is_known(form):
-            return new._replace(flags={**plan.flags, key: form})
+        for result, filled in results:
+            form = forms.form_of(result, found.out, found.weights, key[0])
+            if forms.is_known(form):
+                return new._replace(flags={**plan.flags, key: form}, needs=plan.needs | filled.keys())
     return None
 
 
@@ -132,10 +143,12 @@ def _with_kept(compared: Compared, plan: Plan) -> Plan:
     shown: dict[tuple[str, str], dict[str, str]] = {}
     requires = {}
     for given in cases(compared, plan, 1):
-        before, layout = _state(compared.own), compared.key(plan, given)[0]
-        compared.first(given)
-        found = compared.ours(plan, given)
+        before, key = _state(compared.own), compared.key(plan, given)
+        found, layout = compared.ours(plan, given), key[0]
         assert found is not None
+        for result, _ in compared.firsts(given, layouts_of(plan, given)):
+            if forms.form_of(result, found.out, found.weights, layout) == plan.flags[key]:
+                break
         values = _changed(before, _state(compared.own))
         made = [(path, name, getattr(part, name, None)) for path, part in compared.own.named_modules() if path
                 for name in getattr(type(part), "_kept_names", ())]  # fmt: skip

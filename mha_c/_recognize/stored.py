@@ -1,0 +1,194 @@
+"""How a layer stores a weight: `Part` says where, and the functions here read and write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+PER_HEAD = ((0, 2), (1,)), ((0, 1), (2,)), ((1, 2), (0,))  # outputs, inputs of (H, D, K), (H, K, D), (D, H, K)
+
+
+class Part(NamedTuple):
+    """A stored weight, or some of its outputs or inputs.
+
+    Attributes
+    ----------
+    weight, bias : str
+        Paths from the layer, such as "heads.0.key.weight"; bias is "" where there is none.
+    turned : bool
+        Whether it is stored as (outputs, inputs), as a Linear does; else (inputs, outputs), as in X @ W.
+    rows : sequence of int, optional
+        The outputs that belong to it; None: all.
+    columns : slice, optional
+        The inputs that belong to it; None: all.
+    axes : tuple of two tuples
+        Of a weight with an axis of heads: which of its axes make the outputs, and which the inputs.
+    """
+
+    weight: str
+    bias: str = ""
+    turned: bool = True
+    rows: Optional[Sequence[int]] = None
+    columns: Optional[slice] = None
+    axes: tuple[tuple[int, ...], ...] = ()
+
+    def __str__(self) -> str:
+        name = self.weight[: -len(".weight")] if self.weight.endswith(".weight") else self.weight
+        if self.columns is not None:
+            return f"{name}[inputs {self.columns.start or 0}:{self.columns.stop or ''}]"
+        return name if self.rows is None else f"{name}[outputs {self.rows[0]}..{self.rows[-1]}]"
+
+
+class Leaf(NamedTuple):
+    """One projection, or one matrix that may be one."""
+
+    name: str  # without numbers: "heads.key"
+    place: tuple[int, ...]  # the numbers in it: of "heads.3.key" (3,)
+    part: Part
+    shape: tuple[int, int]  # (outputs, inputs); 0 where not known yet
+
+    @property
+    def path(self) -> str:
+        return str(self.part)
+
+
+def leaves_of(layer: Any) -> Iterator[Leaf]:
+    """What a layer holds that can be weights, in its order."""
+    if not hasattr(layer, "named_parameters"):
+        for name, held in vars(layer).items():
+            owner, path = (held, f"{name}.weight") if hasattr(held, "weight") else (None, name)
+            stored = held if owner is None else held.weight
+            if len(getattr(stored, "shape", ())) in (1, 2, 3):
+                bias = f"{name}.bias" if getattr(owner, "bias", None) is not None else ""
+                yield _leaf(layer, path, bias, owner is not None)
+        return
+    biases: set[str] = set()
+    for path, _ in layer.named_parameters():
+        owner_path, _, last = path.rpartition(".")
+        owner = at(layer, owner_path)
+        projects = hasattr(owner, "in_features") or hasattr(owner, "nf")
+        if projects and last == "weight":
+            has_bias = getattr(owner, "bias", None) is not None
+            yield _leaf(layer, path, f"{owner_path}.bias" if has_bias else "", not hasattr(owner, "nf"))
+        elif not projects and "bias" not in last.lower() and not _has_other(owner):
+            bias = path[: -len("weight")] + "bias" if last.endswith("_weight") else ""  # as in torch's own layer
+            bias = bias if bias and getattr(owner, last[: -len("weight")] + "bias", None) is not None else ""
+            bias = bias or _bias_beside(owner, path, last)
+            if path not in biases and (_is_open(at(layer, path)) or len(at(layer, path).shape) in (1, 2, 3)):
+                biases.add(bias)
+                yield _leaf(layer, path, bias, last.endswith("_weight"))
+
+
+def _has_other(owner: Any) -> bool:
+    """Whether its weight projects nothing: of a norm, of a convolution."""
+    return hasattr(owner, "normalized_shape") or hasattr(owner, "kernel_size")
+
+
+def _bias_beside(owner: Any, path: str, name: str) -> str:
+    """The path of b_Q beside W_Q, of bq beside wq; "" where there is none."""
+    other = ("B" if name[0] == "W" and name[1:2].isupper() else "b") + name[1:]
+    return path[: len(path) - len(name)] + other if name[0] in "Ww" and getattr(owner, other, None) is not None else ""
+
+
+def paths(layer: Any) -> list[str]:
+    """Of all parameters, or of all arrays."""
+    if hasattr(layer, "named_parameters"):
+        return [path for path, _ in layer.named_parameters()]
+    held = {name: getattr(x, "weight", x) for name, x in vars(layer).items()}
+    return [
+        name if held[name] is vars(layer)[name] else f"{name}.weight" for name, x in held.items() if hasattr(x, "shape")
+    ]
+
+
+def _leaf(layer: Any, path: str, bias: str, turned: bool) -> Leaf:
+    words = path.split(".")
+    words = words[:-1] if words[-1] == "weight" and len(words) > 1 else words
+    part = Part(path, bias, turned)
+    stored = at(layer, path)
+    if not _is_open(stored) and len(stored.shape) == 3:
+        part = part._replace(axes=PER_HEAD[0])
+    return Leaf(
+        ".".join(word for word in words if not word.isdigit()),
+        tuple(int(word) for word in words if word.isdigit()),
+        part, shape_of(layer, part),
+    )  # fmt: skip
+
+
+def at(layer: Any, path: str) -> Any:
+    """What is at the end of a path; names of torch's lists are numbers, and Python's lists take them as such."""
+    found = layer
+    for word in filter(None, path.split(".")):
+        # A weight without a size yet is None here: the NumPy layers' own have no attribute until then.
+        found = found[int(word)] if word.isdigit() and isinstance(found, (list, tuple)) else getattr(found, word, None)
+    return found
+
+
+def _is_open(stored: Any) -> bool:
+    return stored is None or type(stored).__name__.startswith("Uninitialized")
+
+
+def shape_of(layer: Any, part: Part) -> tuple[int, int]:
+    """(outputs, inputs) of a part; 0 for what is not known yet."""
+    stored = at(layer, part.weight)
+    if _is_open(stored):
+        owner = at(layer, part.weight.rpartition(".")[0])
+        return int(getattr(owner, "out_features", 0)), int(getattr(owner, "in_features", 0))
+    sizes = tuple(stored.shape) if len(stored.shape) == 2 else (stored.shape[0], 1)
+    if part.axes:
+        return tuple(int(np.prod([stored.shape[axis] for axis in axes])) for axes in part.axes)  # type: ignore
+    outputs, inputs = sizes if part.turned else sizes[::-1]
+    if len(stored.shape) == 1:
+        outputs, inputs = 1, stored.shape[0]
+    if part.columns is not None:
+        inputs = len(range(*part.columns.indices(inputs)))
+    return (outputs if part.rows is None else len(part.rows)), inputs
+
+
+def stored_in(layer: Any, part: Part) -> Any:
+    """A stored weight as an array (outputs, inputs)."""
+    stored = np.asarray(_plain(at(layer, part.weight)))
+    if stored.ndim == 1:
+        return stored[None]
+    if part.axes:
+        outputs, inputs = part.axes
+        return stored.transpose(*outputs, *inputs).reshape(shape_of(layer, part))
+    return stored if part.turned else stored.T
+
+
+def as_it_was(layer: Any, part: Part, stored: Any) -> Any:
+    """The inverse of `stored_in`."""
+    if part.axes:
+        order = (*part.axes[0], *part.axes[1])
+        sizes = [at(layer, part.weight).shape[axis] for axis in order]
+        return stored.reshape(sizes).transpose(np.argsort(order))
+    return stored if part.turned else stored.T
+
+
+def place(part: Part) -> Any:
+    """Where the part is in what `stored_in` gives."""
+    rows: Any = slice(None) if part.rows is None else list(part.rows)
+    return rows, slice(None) if part.columns is None else part.columns
+
+
+def bias_of(layer: Any, part: Part) -> Any:
+    """The whole stored bias (outputs,), or None."""
+    found = at(layer, part.bias) if part.bias else None
+    return None if found is None else np.asarray(_plain(found)).reshape(-1)
+
+
+def _plain(x: Any) -> Any:
+    return x.detach().cpu().numpy() if hasattr(x, "detach") else x
+
+
+def write(layer: Any, path: str, new: Any) -> None:
+    """Write an array into an attribute: into the numbers of a tensor, in the place of an array."""
+    owner, _, name = path.rpartition(".")
+    owner = at(layer, owner)
+    old = getattr(owner, name)
+    new = np.asarray(new).reshape(tuple(old.shape))
+    if hasattr(old, "detach"):
+        old.data.copy_(old.data.new_tensor(new))
+    else:
+        setattr(owner, name, np.array(new, old.dtype))

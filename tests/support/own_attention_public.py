@@ -1,0 +1,189 @@
+"""More of the zoo: forms met in courses and public notebooks, typed anew."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from own_attention import PAIRS, SEEN, case, cross, rows, self_of
+
+# ---- masks that must be given -----------------------------------------------------------------------------------
+
+HIDDEN = (PAIRS == 0).expand(2, 3, 5)
+
+
+@case([*(x.unflatten(-1, (2, 4)).transpose(1, 2) for x in cross()), HIDDEN[:, None]])
+class WeightsOfHeads(nn.Module):
+    """Heads are made outside; True is hidden; no default for the mask."""
+
+    def forward(self, Q, K, V, attn_mask):
+        scores = torch.matmul(Q, K.transpose(-1, -2)) / math.sqrt(Q.shape[-1])
+        scores.masked_fill_(attn_mask, -1e9)
+        attn = nn.Softmax(dim=-1)(scores)
+        return torch.matmul(attn, V), attn
+
+
+@case([*cross(), HIDDEN])
+class HiddenPadding(nn.Module):
+    """The inner attention is made in the call; the mask, (B, Q, K) with True hidden, is repeated for the heads."""
+
+    def __init__(self, d_model=8, n_heads=2):
+        super().__init__()
+        self.n_heads = n_heads
+        self.W_Q, self.W_K = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        self.W_V, self.fc = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, input_Q, input_K, input_V, attn_mask):
+        n, inputs = input_Q.size(0), zip((self.W_Q, self.W_K, self.W_V), (input_Q, input_K, input_V))
+        Q, K, V = (W(x).view(n, -1, self.n_heads, 4).transpose(1, 2) for W, x in inputs)
+        attn_mask = attn_mask.unsqueeze(1).repeat(1, self.n_heads, 1, 1)
+        context, attn = WeightsOfHeads()(Q, K, V, attn_mask)
+        return self.fc(context.transpose(1, 2).reshape(n, -1, 8)), attn
+
+
+@case([rows(2, 5, 8), SEEN == 0])
+class KeyPadding(nn.Module):
+    """(B, K), True where the key is padding."""
+
+    def __init__(self, d=8, h=2):
+        super().__init__()
+        self.h, self.qkv, self.o, self.last_attn = h, nn.Linear(d, 3 * d), nn.Linear(d, d), None
+
+    def forward(self, x, key_pad):
+        B, T, d = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.h, d // self.h).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(d // self.h)
+        attn = scores.masked_fill(key_pad[:, None, None, :], float("-inf")).softmax(-1)
+        self.last_attn = attn.detach()
+        return self.o((attn @ v).transpose(1, 2).reshape(B, T, d))
+
+
+@case([rows(1, 2, 4)[0], rows(5, 2, 6), SEEN])
+class TranslatorWithMask(nn.Module):
+    """(hidden (B, H), encoder_outputs (T, B, E), mask (B, T)); weights alone."""
+
+    def __init__(self, enc=6, dec=4):
+        super().__init__()
+        self.attn_fc, self.v_fc = nn.Linear(enc + dec, dec), nn.Linear(dec, 1, bias=False)
+
+    def forward(self, hidden, encoder_outputs, mask):
+        hidden = hidden.unsqueeze(1).repeat(1, encoder_outputs.shape[0], 1)
+        energy = torch.tanh(self.attn_fc(torch.cat((hidden, encoder_outputs.permute(1, 0, 2)), dim=2)))
+        return F.softmax(self.v_fc(energy).squeeze(2).masked_fill(mask == 0, -1e10), dim=1)
+
+
+@case([rows(1, 2, 4)[0], rows(2, 5, 6)])
+class CaptionOfAPicture(nn.Module):
+    """The encoder's projection first; its values by a product and a sum."""
+
+    def __init__(self, encoder_dim=6, decoder_dim=4, attention_dim=5):
+        super().__init__()
+        self.encoder_att, self.decoder_att = nn.Linear(encoder_dim, attention_dim), nn.Linear(decoder_dim, 5)
+        self.full_att = nn.Linear(attention_dim, 1)
+
+    def forward(self, decoder_hidden, features):
+        energy = torch.tanh(self.encoder_att(features) + self.decoder_att(decoder_hidden).unsqueeze(1))
+        alpha = torch.softmax(self.full_att(energy).squeeze(2), dim=1)
+        return (features * alpha.unsqueeze(2)).sum(dim=1), alpha
+
+
+# ---- weights with an axis of heads -----------------------------------------------------------------------------
+
+
+@case([rows(2, 5, 8)])
+class ParametersOfHeads(nn.Module):
+    """(H, D, K) for each of W_Q, W_K, W_V, with biases beside them; (H, K, D) for W_O."""
+
+    def __init__(self, n_heads=2, d_model=8, d_head=3):
+        super().__init__()
+        g = torch.Generator().manual_seed(5)
+        for name in "QKV":
+            setattr(self, f"W_{name}", nn.Parameter(torch.randn(n_heads, d_model, d_head, generator=g) / 3))
+            setattr(self, f"b_{name}", nn.Parameter(torch.randn(n_heads, d_head, generator=g)))
+        self.W_O = nn.Parameter(torch.randn(n_heads, d_head, d_model, generator=g) / 3)
+        self.b_O = nn.Parameter(torch.randn(d_model, generator=g))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("btd,hdk->bthk", x, W) + b
+                   for W, b in ((self.W_Q, self.b_Q), (self.W_K, self.b_K), (self.W_V, self.b_V)))  # fmt: skip
+        scores = torch.einsum("bqhk,bmhk->bhqm", q, k) / q.shape[-1] ** 0.5
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -1e5)
+        z = torch.einsum("bhqm,bmhk->bqhk", scores.softmax(-1), v)
+        return torch.einsum("bqhk,hkd->bqd", z, self.W_O) + self.b_O
+
+
+@case([rows(2, 5, 8)])
+class EinsumThenLinear(nn.Module):
+    """(D, H, K), then a Linear."""
+
+    def __init__(self, d=8, h=2, k=4):
+        super().__init__()
+        self.wq, self.wk, self.wv = (nn.Parameter(rows(d, h, k, seed) / 3) for seed in (1, 2, 3))
+        self.out = nn.Linear(h * k, d)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("btd,dhk->bhtk", x, W) for W in (self.wq, self.wk, self.wv))
+        return self.out(((q @ k.transpose(-2, -1) / k.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+# ---- names, flags, places of dropout ----------------------------------------------------------------------------
+
+
+@case([rows(2, 5, 8)])
+class WithLayerPast(nn.Module):
+    """c_q, c_k, c_v; an argument for a cache that is not used; dropout of a function, by the rate of a module."""
+
+    def __init__(self, n_embd=8, n_head=2, dropout=0.0):
+        super().__init__()
+        self.n_head, self.attn_drop = n_head, nn.Dropout(dropout)
+        self.c_q, self.c_k, self.c_v, self.c_proj = (nn.Linear(n_embd, n_embd) for _ in range(4))
+
+    def forward(self, x, layer_past=None):
+        q, k, v = (W(x).unflatten(-1, (self.n_head, -1)).transpose(1, 2) for W in (self.c_q, self.c_k, self.c_v))
+        weights = (q @ k.transpose(-2, -1) / math.sqrt(k.shape[-1])).softmax(-1)
+        weights = F.dropout(weights, self.attn_drop.p if self.training else 0.0)
+        return self.c_proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+@case([rows(2, 5, 8)])
+class ByGenerators(nn.Module):
+    """One head, of an input that is called context."""
+
+    def __init__(self, e=8, a=4):
+        super().__init__()
+        self.key_gen, self.query_gen, self.value_gen = (nn.Linear(e, a, bias=False) for _ in range(3))
+
+    def forward(self, context):
+        k, q, v = self.key_gen(context), self.query_gen(context), self.value_gen(context)
+        scores = q @ torch.transpose(k, 1, 2) / k.shape[2] ** 0.5
+        return F.softmax(scores.masked_fill(torch.ones_like(scores).tril() == 0, float("-inf")), dim=2) @ v
+
+
+class Prepared(nn.Module):
+    def __init__(self, d_model, heads):
+        super().__init__()
+        self.linear, self.heads = nn.Linear(d_model, d_model), heads
+
+    def forward(self, x):
+        return self.linear(x).unflatten(-1, (self.heads, -1))
+
+
+@case([dict(zip(("query", "key", "value"), self_of()))])
+class HeadsLast(nn.Module):
+    """Time first, by keywords alone; weights (Q, K, B, H), kept after dropout."""
+
+    def __init__(self, heads=2, d_model=8, dropout_prob=0.0):
+        super().__init__()
+        self.query, self.key, self.value = (Prepared(d_model, heads) for _ in range(3))
+        self.output, self.dropout, self.attn = nn.Linear(d_model, d_model), nn.Dropout(dropout_prob), None
+        self.heads, self.softmax = heads, nn.Softmax(dim=1)
+
+    def forward(self, *, query, key, value, mask=None):
+        q, k, v = self.query(query), self.key(key), self.value(value)
+        scores = torch.einsum("ibhd,jbhd->ijbh", q, k) * q.shape[-1] ** -0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(-1) == 0, float("-inf"))
+        attn = self.dropout(self.softmax(scores))
+        self.attn = attn.detach()
+        return self.output(torch.einsum("ijbh,jbhd->ibhd", attn, v).flatten(2))
