@@ -56,6 +56,17 @@ def check_is_causal(causal: Causal) -> None:
         )
 
 
+def counted(cache: Any, others: tuple[Any, ...], valid_lens: Any) -> Any:
+    """How many new steps of each item of a CausalAttention count: valid_lens, also where other layers have them by
+    position.  ValueError without a cache; by position they are ignored then, as in the book."""
+    if cache is None and valid_lens is not None:
+        raise ValueError(
+            "valid_lens of a CausalAttention says how many new steps of each item count in a call with cache=; "
+            "GQAAttention takes valid_lens in every call"
+        )
+    return others[2] if valid_lens is None and len(others) > 2 else valid_lens
+
+
 LOOKS_AHEAD = (
     "a cache is for causal attention: a layer with causal=False may see later steps.  `project` keeps the keys and "
     "values of an encoder"
@@ -204,9 +215,10 @@ class GQAAttention(RotatesHeads):
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
-    Call: attention(X (B, T, num_hiddens), *, training=None, cache=None) returns (B, T, num_hiddens); further arguments
-    are ignored, as in the book, whose blocks pass X three times.  Types and errors are those of `MultiHeadAttention`;
-    `attention_weights` is then (B, num_heads, T, T), and `backward` gives the gradient of a call in training mode.
+    Call: attention(X (B, T, num_hiddens), *, training=None, cache=None, valid_lens=None) returns (B, T, num_hiddens);
+    further arguments are ignored, as in the book, whose blocks pass X three times.  Types and errors are those of
+    `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T), and `backward` gives the gradient of a call
+    in training mode.  valid_lens (B,) is for a cache: how many new steps of each item count, also as fourth argument.
 
     Parameters
     ----------
@@ -264,21 +276,22 @@ class CausalAttention(RotatesHeads):
     @overload
     def __call__(
         self, X: NDArray[Real], *others: Any, causal: Causal = True, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None,
+        cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
         self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None,
+        cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
     ) -> Any: ...  # fmt: skip
     @calls.checks_names
     def __call__(
         self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None,
+        cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
     ) -> Any:  # fmt: skip
         check_is_causal(causal)
+        counts = counted(cache, others, valid_lens)
         if cache is not None:
-            return self._step(cache, X, X, X, None, training)
+            return self._step(cache, X, X, X, counts, training)
         inputs, as_tensor = to_arrays((X, "X"))
         check_features(floats(inputs[0], "X"), "X", self._num_hiddens)
         return self._run(inputs * 3, as_tensor, None, "top_left", training)

@@ -27,7 +27,7 @@
 /* How scores are computed. */
 typedef enum {
     MHA_WAY_PACKED,   /* a block's keys are packed into panels, which all tiles of the task meet */
-    MHA_WAY_IN_PLACE, /* one register tile of queries: keys are read where they lie, once, a panel of them at a time */
+    MHA_WAY_IN_PLACE, /* few queries: keys are read where they lie, once, a panel of them at a time */
     MHA_WAY_COLUMNS,  /* few keys: scores stand transposed, of runs of queries side by side (columns.c) */
     MHA_WAY_ADDITIVE  /* additive scores: keys are read where they lie */
 } mha_way;

@@ -63,7 +63,7 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
         hint = layer._lacks[name]
     elif name in _CAUSAL and "causal" in known:
         hint = "write causal=True"
-    elif name in _MASKS and "valid_lens" in known:
+    elif name in _MASKS and "queries" in known:
         hint = _instead_of(name, layer)
     elif name in _MASKS:
         hint = "it is causal and takes no other mask; GQAAttention takes valid_lens"

@@ -261,7 +261,8 @@ class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
     Call: attention(X (B, T, num_hiddens)) returns (B, T, num_hiddens); further arguments are ignored, as in the book,
-    whose blocks pass X three times.  `attention_weights` is then (B, num_heads, T, T).
+    whose blocks pass X three times.  `attention_weights` is then (B, num_heads, T, T).  valid_lens (B,) is for a cache:
+    how many new steps of each item count, also as fourth argument.
 
     Attributes
     ----------
@@ -296,11 +297,15 @@ class CausalAttention(RotatesHeads):
         self.W_o = nn.Linear(hiddens, hiddens, bias, **place)
 
     @calls.checks_names
-    def forward(self, X: Tensor, *others: Any, causal: Causal = True, cache: Optional[KeyValueCache] = None) -> Tensor:
+    def forward(
+        self, X: Tensor, *others: Any, causal: Causal = True, cache: Optional[KeyValueCache] = None,
+        valid_lens: Any = None,
+    ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
         of_numpy.check_is_causal(causal)
+        counts = of_numpy.counted(cache, others, valid_lens)
         if cache is not None:
-            return self._step(cache, (X, X, X), None)
+            return self._step(cache, (X, X, X), counts)
         check_projected(self.W_qkv, "X", X)
         q, k, v = self._heads((X,))
         found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
@@ -321,8 +326,9 @@ class CausalAttention(RotatesHeads):
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
         def __call__(
-            self, X: Tensor, *others: Any, causal: Causal = True, cache: Optional[KeyValueCache] = None
-        ) -> Tensor: ...
+            self, X: Tensor, *others: Any, causal: Causal = True, cache: Optional[KeyValueCache] = None,
+            valid_lens: Any = None,
+        ) -> Tensor: ...  # fmt: skip
 
 
 CausalAttention._layout = Layout.of(((1, "W_qkv"), (3, "W_o")))  # among the Parameters of keys: so a cache knows it
