@@ -201,8 +201,9 @@ def _of_steps(
         if packed[name] is not None:
             steps[name] = _core.explain_linear(x, packed[name])
             features = packed[name][2][0]
-        seen.append(np.broadcast_to(x.dtype.type(0), (cache.batch, most(after), features)))
-    return steps, (queries, *seen), cache._visible_keys(after, queries.shape[1])
+        n_keys = cache._n_keys(after, queries.shape[1])
+        seen.append(np.broadcast_to(x.dtype.type(0), (cache.batch, n_keys, features)))
+    return steps, (queries, *seen), cache._visible_keys(after, queries.shape[1]) if n_keys == most(after) else None
 
 
 def _check_given(queries: Any, keys: Any) -> None:
@@ -228,8 +229,7 @@ def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
 
 def _explain_heads(layer: RotatesHeads, *args: Any, cache: Any = None, **options: Any) -> Explanation:
     if cache is not None:  # one call of the core, as of the book's layers; a self-attention has one input
-        own = args if len(args) > 1 else args * 3
-        return _explain_layer(layer, *own[:3], cache=cache, **options)
+        return _explain_layer(layer, *(args if len(args) > 1 else args * 3), cache=cache, **options)
     given: list[Any] = []
     spy: Any = copy.copy(layer)  # its call stops where the layer's own would compute
     vars(spy)["_run"] = lambda *arguments: given.extend(arguments)

@@ -184,6 +184,11 @@ class KeyValueCache:
         """How many rows the longest item takes, once each has `after` steps."""
         return min(most(after), self._span.rows)
 
+    def _n_keys(self, after: Counts, n_steps: int) -> int:
+        """How many keys a call with n new steps attends to; each has `after` steps then."""
+        several = self._span.rolls and n_steps > 1  # by parts: some of the rows are those of steps that must leave
+        return self._rows(self._steps) + n_steps if several else self._rows(after)
+
     def _placed(self, kept: Any, after: Counts) -> Any:
         """What a call has kept for its attention weights, with the steps of its keys, whose rows are used again."""
         return Placed(((kept, self._span.steps_of_rows(after)[:, : self._rows(after)]),), most(after))

@@ -20,7 +20,7 @@ from ._call import formulas
 from ._call.attention import any_needs_grad
 from ._call.checks import lengths_of_causal
 from ._call.children import Parts
-from ._call.choice import CORE, GENERAL, WHY, choose
+from ._call.choice import CORE, GENERAL, WHY, choose, parts_for_core
 from ._call.dropout import rate
 from ._call.inputs import check_call, checked_inputs, children_of, copied, materialize
 from ._call.records import Parameters
@@ -30,6 +30,7 @@ from ._private import on_cpu, watched
 from ._tensors import FLOATS, PLAIN, check_inputs, is_compiling, optional_array
 
 Facts = dict[str, Any]
+COUNTS = "batch", "heads", "queries", "keys"
 
 
 def explained(
@@ -40,7 +41,7 @@ def explained(
     training = None if training is None else scalars.flag(training, "training")
     if cache is not None:
         check_cache(module, cache, training)
-    projected, before = isinstance(keys, ProjectedKeyValues), 0 if cache is None else caches.most(cache._steps)
+    projected = isinstance(keys, ProjectedKeyValues)
     if projected:
         keys, values, valid_lens = keys._given_to(module, queries, values, valid_lens)
     queries, keys, values = inputs = checked_inputs(type(module).__name__, queries, keys, values, valid_lens)
@@ -50,11 +51,8 @@ def explained(
         module = copied(module)
         _draw(module, inputs)
     way, parts = choose(module, queries, keys, values, valid_lens)
-    counts = queries.shape[0], module.num_heads, queries.shape[1], before + keys.shape[1]
-    facts: Facts = {
-        "dtype": str(queries.dtype).rpartition(".")[2], "device": str(queries.device), "way": way, "why": WHY[way],
-        "attention": dict(zip(("batch", "heads", "queries", "keys"), counts)),
-    }  # fmt: skip
+    counts = queries.shape[0], module.num_heads, queries.shape[1], _n_keys(cache, keys.shape[1])
+    facts: Facts = {**_told(queries, way, WHY[way]), "attention": dict(zip(COUNTS, counts))}
     lens = check_call(module, children_of(module, projected), queries, keys, values, valid_lens)
     if parts is None or cache is not None:
         return facts
@@ -62,6 +60,14 @@ def explained(
     if way == CORE:
         return {**facts, **_of_core(module, inputs, parts, lens, rate(parts.dropout, training))}
     return {**facts, **_of_torch(inputs, parts.parameters, counts)} if way == GENERAL else facts
+
+
+def _told(queries: Tensor, way: str, why: str) -> Facts:
+    return {"dtype": str(queries.dtype).rpartition(".")[2], "device": str(queries.device), "way": way, "why": why}
+
+
+def _n_keys(cache: Any, n_new: int) -> int:
+    return n_new if cache is None else cache._n_keys(cache._steps + n_new, n_new)
 
 
 def _draw(module: Any, inputs: Any) -> None:
@@ -113,19 +119,16 @@ def explained_heads(module: Any, *arguments: Any, **named: Any) -> Facts:
     cache = call.arguments.get("cache")
     if cache is not None:
         check_cache(module, cache, None)
-        n_keys += caches.most(cache._steps)
-    causal = None if cache is not None else module._corner(lens, call.arguments.get("causal"))
-    corner = core_corner(causal, queries, keys)
+    counts = dict(zip(COUNTS, (batch, heads.queries, n_queries, _n_keys(cache, n_keys))))
+    if cache is not None:
+        caches.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
+        way = GENERAL if parts_for_core(module, queries, keys, values) is None else CORE
+        return {**_told(queries, way, WHY[way]), "attention": counts}
+    corner = core_corner(module._corner(lens, call.arguments.get("causal")), queries, keys)
     plain = {type(x) for x in (queries, keys, values)}.issubset(PLAIN) and queries.dtype in FLOATS and on_cpu(queries)
     way = CORE if plain and not (is_compiling() or watched()) else GENERAL
-    counts = {"batch": batch, "heads": heads.queries, "queries": n_queries, "keys": n_keys}
     why = f"torch's operations for the projections; for the attention of the heads {WHY[way]}"
-    facts: Facts = {
-        "dtype": str(queries.dtype).rpartition(".")[2],
-        "device": str(queries.device),
-        "way": way,
-        "why": why,
-    }
+    facts = _told(queries, way, why)
     size, projected = queries.element_size(), batch * heads.shared * n_keys * heads.size
     q, k, v = batch * heads.queries * n_queries * heads.size, projected, projected
     held = {"scratch_bytes": (2 * q + k + v) * size, "kept_bytes": (q + k) * size}

@@ -18,7 +18,7 @@ from .._arguments import calls, scalars
 from .._arguments.calls import is_refusal, refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
 from .._arguments.options import causal_lengths, check_causal_steps
-from .._decoder.steps import DecodingLayer
+from .._decoder.steps import Decodes, DecodingLayer
 from .._layer.lacks import lacking, why_not
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
@@ -27,6 +27,7 @@ from ._call.checks import lengths_of_causal
 from ._call.children import Layout, all_plain
 from ._call.choice import GENERAL, OPERATOR, choose, parts_for_core
 from ._call.inputs import checked_inputs, materialize
+from ._call.records import Parameters
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
@@ -95,7 +96,50 @@ class ShowsWeights(TakesArrays):
         self._last = weights.get("attention_weights") or restored(state.get("_last"))
 
 
-class AttentionModule(ShowsWeights, Viewable):
+class DecodingModule(ShowsWeights):
+    """A layer whose calls with a cache are one call of the core; `frozen` packs its weights for it."""
+
+    _layout: Layout  # of the class
+    _frozen: Any = None  # a Packed
+
+    def _for_core(self, parameters: Parameters) -> Parameters:
+        """The layer's parameters with queries, keys and values in their places."""
+        return parameters
+
+    def _check_looks_back(self) -> None:
+        """ValueError if a step of this layer may see later ones."""
+
+    def _reads_names(self) -> bool:
+        """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
+        return True
+
+    @twin(Decodes.new_cache)
+    @refuses_at_the_call
+    def new_cache(
+        self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
+    ) -> KeyValueCache:
+        """Make a cache for the projected keys and values of `max_len` steps of `batch` items.
+
+        module(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the
+        cache.  Each new step attends to itself and to all steps before it; valid_lens (B,) says how many of the n
+        steps of each item count.  With `window` a step sees so many last steps and the first `sinks`; then max_len may
+        be None.  Heads that share keys share those of the cache, and rotary positions go on behind its steps.  In eval
+        mode and without gradients only.
+
+        >>> import torch, mha_c.torch
+        >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1).eval()
+        >>> cache = mha.new_cache(batch=1, max_len=100)
+        >>> with torch.no_grad():
+        ...     for step in torch.randn(3, 1, 1, 8):
+        ...         out = mha(step, step, step, cache=cache)
+        >>> cache.lengths
+        tensor([3])
+        """
+        self._check_looks_back()
+        return KeyValueCache(batch, max_len, window=window, sinks=sinks)
+
+
+class AttentionModule(DecodingModule, Viewable):
     """Base of the layers: `forward`, and `attention_weights`, which is computed when it is read.
 
     Attributes
@@ -106,10 +150,8 @@ class AttentionModule(ShowsWeights, Viewable):
         What a query without visible keys gets: "uniform", the mean of all values, or "zero".
     """
 
-    _layout: Layout  # of the class
     num_heads = 1
     empty_rows = "uniform"
-    _frozen: Any = None  # a Packed
 
     def __init__(self, empty_rows: str) -> None:
         super().__init__()
@@ -124,29 +166,6 @@ class AttentionModule(ShowsWeights, Viewable):
         for child in self.children():
             if hasattr(child, "reset_parameters"):
                 child.reset_parameters()
-
-    @twin(DecodingLayer.new_cache)
-    @refuses_at_the_call
-    def new_cache(
-        self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
-    ) -> KeyValueCache:
-        """Make a cache for the projected keys and values of `max_len` steps of `batch` items.
-
-        module(x, x, x, cache=cache) with x (B, n, features) projects only the n new steps and appends them to the
-        cache.  Each new step attends to itself and to all steps before it; valid_lens (B,) says how many of the n
-        steps of each item count.  With `window` a step sees so many last steps and the first `sinks`; then max_len may
-        be None.  In eval mode and without gradients only.
-
-        >>> import torch, mha_c.torch
-        >>> mha = mha_c.torch.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1).eval()
-        >>> cache = mha.new_cache(batch=1, max_len=100)
-        >>> with torch.no_grad():
-        ...     for step in torch.randn(3, 1, 1, 8):
-        ...         out = mha(step, step, step, cache=cache)
-        >>> cache.lengths
-        tensor([3])
-        """
-        return KeyValueCache(batch, max_len, window=window, sinks=sinks)
 
     @twin(DecodingLayer.project)
     @refuses_at_the_call
@@ -267,10 +286,6 @@ class AttentionModule(ShowsWeights, Viewable):
 
     def _read_weights(self) -> Any:
         return self._shown(None)
-
-    def _reads_names(self) -> bool:
-        """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
-        return True
 
     def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
         """Like `load_state_dict` of torch's modules; takes arrays too, and the error for a wrong shape is a ShapeError.

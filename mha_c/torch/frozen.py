@@ -10,7 +10,7 @@ from torch import nn
 
 from ._call.children import standard_parts
 from ._call.packed import Packed
-from ._module import AttentionModule
+from ._module import DecodingModule
 from ._private import on_cpu
 from ._tensors import FLOATS
 
@@ -48,12 +48,12 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"frozen takes a torch module, got {type(model).__name__}")
-    found: list[tuple[str, AttentionModule, Packed]] = []
+    found: list[tuple[str, DecodingModule, Packed]] = []
     for name, module in model.named_modules():
-        parts = standard_parts(module) if isinstance(module, AttentionModule) else None
+        parts = standard_parts(module) if isinstance(module, DecodingModule) else None
         weights = () if parts is None else parts.parameters.weights()
         if parts is not None and all(x is None or (x.dtype in FLOATS and on_cpu(x)) for x in weights):
-            found.append((name, module, Packed.of(parts.parameters)))
+            found.append((name, module, Packed.of(module, parts.parameters)))
     for _, module, packed in found:
         module.__dict__["_frozen"] = packed
     try:
@@ -68,11 +68,13 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
         raise RuntimeError(changed)
 
 
-def _released(found: list[tuple[str, AttentionModule, Packed]]) -> str:
+def _released(found: list[tuple[str, DecodingModule, Packed]]) -> str:
     """Ends the use of packed weights; a message if some of them were not the module's any more."""
     for _, module, packed in found:
         if module.__dict__.get("_frozen") is packed:
             del module.__dict__["_frozen"]
-    changed = [f"{prefix}.{name}.weight".lstrip(".") for prefix, _, packed in found for name in packed.changed()]
+    changed = [
+        f"{prefix}.{name}.weight".lstrip(".") for prefix, module, packed in found for name in packed.changed(module)
+    ]
     what = f"changed inside frozen(): {', '.join(changed)}; calls since then may have used the old weights"
     return what if changed else ""

@@ -9,21 +9,24 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from .. import grouped as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.calls import refuses_at_the_call
+from .._arguments.core_refusals import PackedForOthers
 from .._arguments.options import check_causal_steps, core_corner
 from .._decoder.steps import Decodes
 from ._call import core
-from ._call.children import Layout, Parts, has_first_names, plain_parameters
+from ._call.children import Layout, Parts
+from ._call.choice import parts_for_core
 from ._call.inputs import check_projected
 from ._call.records import AttentionCall, Parameters
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._heads import AttendsHeads
-from ._private import quickly_on_cpu, watched
-from ._tensors import FLOATS, PLAIN, elsewhere, exporting, is_compiling, recorded_or_transformed
+from ._module import DecodingModule, leaf_of_a_graph
+from ._tensors import FLOATS, elsewhere, recorded_or_transformed
 from ._twins import twin
 from ._weights.last import in_steps
 
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from .._types import Causal
 
 
-class RotatesHeads(AttendsHeads):
+class RotatesHeads(AttendsHeads, DecodingModule):
     """What both layers share: attention of heads that are rotated on request, and decoding.
 
     Attributes
@@ -41,7 +44,6 @@ class RotatesHeads(AttendsHeads):
     """
 
     rope: bool
-    _layout: Layout  # of the class
 
     def _joined(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Any, causal: Any, projected: bool = False) -> Tensor:
         """(B, Q, H * D), of q (B, Q, H, D) and k, v (B, K, Hkv, D); projected: k is rotated already."""
@@ -60,51 +62,18 @@ class RotatesHeads(AttendsHeads):
         """Heads of keys and values."""
         return self.num_heads
 
-    def _for_core(self, parameters: Parameters) -> Parameters:
-        """The parameters with queries, keys and values in their places."""
-        return parameters
-
-    def _check_looks_back(self) -> None:
-        """ValueError if a step of this layer may see later ones."""
-
-    @twin(Decodes.new_cache)
-    @refuses_at_the_call
-    def new_cache(
-        self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0
-    ) -> KeyValueCache:
-        """Make a cache for the projected keys and values of max_len steps of `batch` items.
-
-        A call with cache= projects only the new steps of its input, and rotates them at their own positions: behind the
-        steps in the cache.  The cache holds the heads of keys and values, no copies for the heads of queries that share
-        them.  In eval mode and without gradients only.
-
-        Examples
-        --------
-        >>> import torch, mha_c.torch
-        >>> attention = mha_c.torch.CausalAttention(num_hiddens=8, num_heads=2, rope=True).eval()
-        >>> cache = attention.new_cache(batch=1, max_len=None, window=4, sinks=1)
-        >>> with torch.no_grad():
-        ...     for step in torch.randn(9, 1, 1, 8):
-        ...         out = attention(step, cache=cache)
-        >>> cache.lengths, cache.nbytes
-        (tensor([9]), 320)
-        """
-        self._check_looks_back()
-        return KeyValueCache(batch, max_len, window=window, sinks=sinks)
-
     def _step(self, cache: Any, inputs: Any, valid_lens: Any) -> Tensor:
         """A call with a cache: by the core if it can read all parts, else by the children."""
         steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(
             num_heads=(self.num_heads, self._kv_heads()), turn=self._turn if self.rope else None
         )
-        plain = all(type(x) in PLAIN and quickly_on_cpu(x) for x in inputs)
-        if plain and not (is_compiling() or watched() or exporting()) and has_first_names(self):
-            parameters = plain_parameters(self)
-            if parameters is not None:
-                parts = Parts(self._for_core(parameters), self.__dict__, None, None)
-                parts, same = parts.in_one_type(inputs)
-                with suppress(BufferError):
-                    return core.call(self, parts, same, None, None, steps, inputs[0].dtype)
+        found = parts_for_core(self, *inputs)
+        if found is not None:
+            parts = Parts._make(found)
+            parts = parts._replace(parameters=self._for_core(parts.parameters))
+            parts, of_one_type = parts.in_one_type(inputs)
+            with suppress(BufferError, PackedForOthers):
+                return core.call(self, parts, of_one_type, None, None, steps, inputs[0].dtype)
         first = cache._steps
         q, k, v = self._heads(inputs)
         if self.rope:
@@ -116,8 +85,8 @@ class RotatesHeads(AttendsHeads):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         out = self._attended(call, q, k, v, seen.keep_mask)
         self.__dict__["_last"] = in_steps(self.__dict__["_last"], seen.steps, seen.n_steps)
-        found: Tensor = self._modules["W_o"](out.transpose(1, 2).flatten(2))
-        return found
+        joined: Tensor = self._modules["W_o"](out.transpose(1, 2).flatten(2))
+        return joined
 
     def _turn(self, first: Any, n_steps: int, dtype: torch.dtype) -> Any:
         """Cosines and sines of n steps from `first` on, a number or (B,), as the core takes them."""
@@ -203,6 +172,8 @@ class GQAAttention(RotatesHeads):
         causal: Causal = None, cache: Optional[KeyValueCache] = None,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
+        if isinstance(queries, Proxy):
+            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), causal=causal, cache=cache)
         if cache is not None:
             self._check_looks_back(causal)
             return self._step(cache, (queries, keys, values), valid_lens)
@@ -253,7 +224,7 @@ class GQAAttention(RotatesHeads):
         ) -> Tensor: ...  # fmt: skip
 
 
-GQAAttention._layout = Layout.of(enumerate(("W_q", "W_k", "W_v", "W_o")))
+GQAAttention._layout = Layout.of(enumerate(("W_q", "W_k", "W_v", "W_o")), dropout=None)
 
 
 @twin(of_numpy.CausalAttention)
@@ -302,6 +273,9 @@ class CausalAttention(RotatesHeads):
         valid_lens: Any = None,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
+        if isinstance(X, Proxy):
+            counts = of_numpy.counted(cache, others, valid_lens)
+            return leaf_of_a_graph(self, (X,), causal=causal, cache=cache, valid_lens=counts)
         of_numpy.check_is_causal(causal)
         counts = of_numpy.counted(cache, others, valid_lens)
         if cache is not None:
@@ -331,7 +305,9 @@ class CausalAttention(RotatesHeads):
         ) -> Tensor: ...  # fmt: skip
 
 
-CausalAttention._layout = Layout.of(((1, "W_qkv"), (3, "W_o")))  # among the Parameters of keys: so a cache knows it
+CausalAttention._layout = Layout.of(
+    ((1, "W_qkv"), (3, "W_o")), dropout=None
+)  # among the Parameters of keys: so a cache knows it
 
 
 # --- Rotary positions, as the book computes them ----------------------------------------------------------

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mha_c
-from decoding_layers import KINDS, causal_lens, layer_of
+from decoding_layers import KINDS, PROJECTING, THIRD, causal_lens, layer_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,10 +80,12 @@ def test_beams(kind, index, rng):
         np.testing.assert_array_equal(out[i], layer(alone, alone, alone, causal_lens(1, 0, n))[0, -1:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PROJECTING)
 @pytest.mark.parametrize("lens", [None, [2, 6, 4], [[1, 6], [2, 2], [0, 3]], [2, 0, 4], [[1, -1], [2, 2], [0, 3]]])
 def test_projected_keys_and_values(kind, lens, dtype, isa, rng):
     layer = layer_of(kind, dtype)
+    if kind in THIRD:
+        layer.causal = False
     queries, encoded = rng.standard_normal((3, 2, 24)).astype(dtype), rng.standard_normal((3, 6, 24)).astype(dtype)
     kv = layer.project(encoded, encoded, lens)
     whole = layer(queries, encoded, encoded, lens)
@@ -93,8 +95,9 @@ def test_projected_keys_and_values(kind, lens, dtype, isa, rng):
     assert kv.shape[:2] == (3, 6) and "ProjectedKeyValues(shape=(3, 6," in repr(kv)
 
 
-def test_copies_of_a_cache_go_on_by_themselves(rng):
-    layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 4, 24))
+@pytest.mark.parametrize("kind", KINDS)
+def test_copies_of_a_cache_go_on_by_themselves(kind, rng):
+    layer, x = layer_of(kind, np.float64), rng.standard_normal((2, 4, 24))
     cache = layer.new_cache(2, 8)
     layer(x, x, x, cache=cache)
     step, last = x[:, :1], x[:, 1:2]
@@ -106,12 +109,13 @@ def test_copies_of_a_cache_go_on_by_themselves(rng):
     assert not np.allclose(results[1], results[0])
 
 
-def test_a_cache_is_cleared_copied_and_pickled(rng):
-    layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 4, 24))
+@pytest.mark.parametrize("kind", ["multi-head", *THIRD])
+def test_a_cache_is_cleared_copied_and_pickled(kind, rng):
+    layer, x = layer_of(kind, np.float64), rng.standard_normal((2, 4, 24))
     cache = layer.new_cache(2, 8)
     assert cache.nbytes == 0 and cache.max_len == 8
     layer(x, x, x, cache=cache)
-    assert cache.nbytes == 2 * 2 * 8 * 24 * 8
+    assert cache.nbytes == 2 * 2 * 8 * (12 if "grouped" in kind else 24) * 8
     others = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))
     results = [layer(x, x, x, cache=each) for each in (cache, *others)]
     for result in results[1:]:
@@ -125,8 +129,9 @@ def test_a_cache_is_cleared_copied_and_pickled(rng):
     assert repr(cache) == "KeyValueCache(batch=2, max_len=8, lengths=[4, 4])"
 
 
-def test_what_was_projected_by_other_weights_is_refused(rng):
-    layer, x = layer_of("multi-head", np.float64), rng.standard_normal((1, 2, 24))
+@pytest.mark.parametrize("kind", ["multi-head", "grouped", "grouped with biases and rope"])
+def test_what_was_projected_by_other_weights_is_refused(kind, rng):
+    layer, x = layer_of(kind, np.float64), rng.standard_normal((1, 2, 24))
     for change in ("W_k", "W_v"):
         cache, kv = layer.new_cache(1, 8), layer.project(x, x)
         before = layer(x, x, x, cache=cache)
@@ -147,8 +152,9 @@ def test_what_was_projected_by_other_weights_is_refused(rng):
     layer(x, x, x, cache=cache)
 
 
-def test_a_full_cache(rng):
-    layer, x = layer_of("multi-head", np.float64), rng.standard_normal((2, 3, 24))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_cache(kind, rng):
+    layer, x = layer_of(kind, np.float64), rng.standard_normal((2, 3, 24))
     cache = layer.new_cache(2, 4)
     layer(x, x, x, [3, 1], cache=cache)
     message = r"full: it has room for 4 steps \(max_len\), item 0 has 3, and 2 more came"

@@ -7,6 +7,7 @@ import mha_c
 FIRST = ("multi-head", "multi-head with biases", "dot", "additive")  # of the first two generations
 THIRD = ("grouped", "grouped with biases and rope", "causal", "causal with biases and rope")
 KINDS = FIRST + THIRD
+PROJECTING = FIRST + THIRD[:2]  # have `project`
 
 
 def sizes_of(kind, features=24):
@@ -35,7 +36,3 @@ def layer_of(kind, dtype, features=24):
 
 def causal_lens(batch, first, n):
     return np.broadcast_to(np.arange(first + 1, first + n + 1), (batch, n))
-
-
-def takes_lengths(kind):
-    return not kind.startswith("causal")

@@ -169,13 +169,13 @@ new_record(PyObject *type)
 }
 
 /*
- * (Parameters, state of the module that has the dropout, dropout, what is frozen or None); NULL if one call of the core
- * cannot stand for the calls of all children.
+ * (Parameters, state of the module that has the dropout, dropout or None, what is frozen or None); NULL if one call of
+ * the core cannot stand for the calls of all children.
  */
 static PyObject *
 read_layer(reading *r, PyObject *layer)
 {
-    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout, *frozen, *record, *result;
+    PyObject *parameters[N_PARAMETERS], *state, *modules, *inner, *dropout = Py_None, *frozen, *record, *result;
     int plain = 1;
 
     for (int i = 0; i < N_PARAMETERS; i++) {
@@ -198,9 +198,13 @@ read_layer(reading *r, PyObject *layer)
         inner = plain_state(r, get(r, modules, PyTuple_GetItem(r->part[INNER], 0)), PyTuple_GetItem(r->part[INNER], 1));
         modules = get(r, inner, r->word[MODULES]);
     }
-    dropout = get(r, modules, r->word[DROPS]);
-    if (!plain || get(r, plain_state(r, dropout, r->part[DROPOUT]), r->word[INPLACE]) != Py_False) {
-        return NULL; /* in place it would change attention_weights */
+    if (r->part[DROPOUT] != Py_None) {
+        dropout = get(r, modules, r->word[DROPS]);
+        /* In place it would change attention_weights. */
+        plain &= get(r, plain_state(r, dropout, r->part[DROPOUT]), r->word[INPLACE]) == Py_False;
+    }
+    if (!plain) {
+        return NULL;
     }
     record = new_record(r->part[RECORD]);
     for (Py_ssize_t i = 0; record != NULL && i < N_PARAMETERS; i++) {

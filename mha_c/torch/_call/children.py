@@ -21,7 +21,7 @@ class Layout(NamedTuple):
     slots: tuple[tuple[int, str], ...]  # places among the Parameters; names of the children
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
     linear: type
-    dropout: type
+    dropout: Optional[type]  # None: the layer has none
     methods: tuple[tuple[Any, str, Any], ...]  # (class, None: the layer's, or a module's dict; name; method at first)
     all_hooks: tuple[dict[Any, Any], ...]
     hooks: tuple[str, ...]
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
     record: type[Parameters]
 
     @classmethod
-    def of(cls, slots: Any, inner: Any = None, methods: Any = ()) -> Layout:
+    def of(cls, slots: Any, inner: Any = None, methods: Any = (), dropout: Any = nn.Dropout) -> Layout:
         slots = tuple(slots)
         kinds = [nn.Linear, nn.Dropout] if inner is None else [nn.Linear, nn.Dropout, inner[1]]
         called: list[Any] = [(nn.Linear, "__call__"), (torch, "bmm"), *[(kind, "forward") for kind in kinds]]
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
         methods = tuple((vars(x) if isinstance(x, ModuleType) else x, *method) for x, *method in methods)
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "inplace", "_frozen"
         types = Tensor, nn.Parameter
-        return cls(slots, inner, nn.Linear, nn.Dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, Parameters)
+        return cls(slots, inner, nn.Linear, dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, Parameters)
 
 
 class Parts(NamedTuple):
@@ -83,7 +83,7 @@ def parts_in_python(module: Any) -> Optional[Parts]:
     """`layer_parts` for compilers, which must see each check in Python code; without packed weights."""
     inner = plain_attention(module)
     parameters = None if inner is None else plain_parameters(module)
-    return None if parameters is None else Parts(parameters, inner.__dict__, inner._modules["dropout"], None)
+    return None if parameters is None else Parts(parameters, inner.__dict__, inner._modules.get("dropout"), None)
 
 
 def plain_parameters(module: Any) -> Optional[Parameters]:
@@ -135,7 +135,7 @@ def _is_fresh(linear: Any) -> bool:
 
 
 def plain_attention(module: Any) -> Any:
-    """The module that has the dropout, if attention is what the constructor made and no name of it is replaced."""
+    """The module that shows the weights, if attention is what the constructor made and no name of it is replaced."""
     kind, children = type(module), module._modules
     _, _, inner_name, inner_type, _ = _layout_in_python(kind, exporting())
     if not has_first_names(module) or not module._reads_names():
@@ -143,6 +143,8 @@ def plain_attention(module: Any) -> Any:
     inner: Any = module if inner_name is None else children.get(inner_name)
     if inner_name is not None and (type(inner) is not inner_type or is_changed(inner) or type(inner).forward is None):
         return None
+    if kind._layout.dropout is None:
+        return inner
     dropout = inner._modules.get("dropout")
     return None if type(dropout) is not nn.Dropout or is_changed(dropout) or dropout.inplace else inner
 

@@ -10,8 +10,6 @@ from ... import _core
 from .._tensors import array
 from .records import Parameters
 
-_NAMES = "W_q", "W_k", "W_v", "W_o"
-
 
 class Packed(NamedTuple):
     """Weights packed for the kernels; `layer_parts` uses them while parameters and instruction set are the same."""
@@ -21,15 +19,18 @@ class Packed(NamedTuple):
     ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
 
     @classmethod
-    def of(cls, parameters: Parameters) -> Packed:
-        pairs = zip(parameters[:4], parameters[4:8])
+    def of(cls, module: Any, parameters: Parameters) -> Packed:
+        in_core = module._for_core(parameters)
+        pairs = zip(in_core[:4], in_core[4:8])
         ready = tuple(None if W is None else (pack(W), b, tuple(W.shape)) for W, b in pairs)
         return cls(_core.isa(), parameters, ready)
 
-    def changed(self) -> list[str]:
-        """Names of the weights whose numbers have changed; compares every number."""
-        trios = zip(_NAMES, self.parameters, self.ready)
-        return [name for name, W, then in trios if then is not None and pack(W).tobytes() != then[0].tobytes()]
+    def changed(self, module: Any) -> list[str]:
+        """Names of the module's weights whose numbers have changed; compares every number."""
+        names: dict[int, str] = dict(module._layout.slots)
+        trios = zip(range(4), module._for_core(self.parameters), self.ready)
+        found = [i for i, W, then in trios if then is not None and pack(W).tobytes() != then[0].tobytes()]
+        return list(dict.fromkeys(names.get(i, names[1]) for i in found))  # one child may be several projections
 
     def for_projected(self) -> Packed:
         """For a call whose keys and values have been through W_k and W_v already."""
