@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"README.zh-CN.md": "README.md", "docs/zh/start.md": "docs/start.md", "docs/zh/colab.md": "docs/colab.md"}
 BOX = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 OTHER_WORDS = {  # d2l-zh's word, and what other books say instead
-    "词元": "令牌|标记符", "暂退法": "丢弃法|随机失活", "批量": "批次", "评分": "得分", "掩蔽": "掩膜|遮罩",
-    "汇聚": "池化", "隐藏单元": "隐含单元", "键": "关键字", "多头注意力": "多头关注",
+    "词元": "令牌|标记符", "暂退法": "丢弃法|随机失活", "批量": "批次", "评分": "得分", "掩蔽": "掩膜|遮罩|遮住|遮蔽",
+    "单元格": "代码块", "汇聚": "池化", "隐藏单元": "隐含单元", "键": "关键字", "多头注意力": "多头关注",
 }  # fmt: skip
 
 
