@@ -134,9 +134,9 @@ def both_forms(app, what, name, obj, options, signature, returned):
     """Constructors of the book's layers in both of their forms; types as one writes them."""
     if not signature:
         return None
-    if what == "class" and hasattr(obj, "FORMS"):
+    if what == "class" and hasattr(obj, "_forms"):
         keywords = signature[signature.index("*, ") :]
-        forms = [f"({form}, {keywords}" for form in obj.FORMS]
+        forms = [f"({form}, {keywords}" for form in obj._forms]
         signature = f"\n{obj.__name__}".join(forms)  # autodoc writes the name of the first
     return re.sub(r"<class '(?:numpy\.)?([\w.]+)'>", r"\1", signature), returned
 

@@ -112,12 +112,10 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     ----------
     W_q, W_k, W_v, W_o : Linear
         The projections; their `weight` and `bias` can be read and assigned.
-    FORMS : tuple of str
-        The arguments of both forms of the constructor.
     """
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
-    FORMS = constructors.MULTI_HEAD
+    _forms = constructors.MULTI_HEAD
     _by_head = True
     _masking = masking
 
@@ -131,7 +129,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
         self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
         bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1], FORMS[0])
+    @constructors.shows(_forms[1], _forms[0])
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
@@ -199,8 +197,6 @@ class AdditiveAttention(DecodingLayer):
     ----------
     W_k, W_q, w_v : Linear
         The projections of keys and queries, and the one that makes a score of their sum.
-    FORMS : tuple of str
-        The arguments of both forms of the constructor.
 
     Notes
     -----
@@ -210,7 +206,7 @@ class AdditiveAttention(DecodingLayer):
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()
     _with_masks = "additive_attention"
-    FORMS = constructors.ADDITIVE
+    _forms = constructors.ADDITIVE
 
     @overload
     def __init__(
@@ -221,7 +217,7 @@ class AdditiveAttention(DecodingLayer):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
         dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1], FORMS[0])
+    @constructors.shows(_forms[1], _forms[0])
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any

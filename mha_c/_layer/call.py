@@ -220,9 +220,8 @@ class AttentionLayer(Planned, Viewable):
     def backward(self, grad_output: Any) -> Any:
         """Gradients of a loss with respect to queries, keys and values, given `grad_output`, that of the output.
 
-        Of the last call in training mode; RuntimeError without one, and at the second time.  The gradients of the
-        parameters are added to their `grad`.  An array given for several inputs gets the sum; what no query saw gets
-        0.
+        Of the last call in training mode, once; else RuntimeError.  Those of the parameters are added to their `grad`.
+        An array given for several inputs gets the sum; what no query saw gets 0.
         """
         record = self._record
         if record is None:

@@ -93,12 +93,10 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         The attention of each head, as in d2l: it has `dropout`, and `attention_weights` (B*H, Q, K), row b*H + h.
     W_q, W_k, W_v, W_o : nn.Linear
         The projections of queries, keys, values and of the joined heads.
-    FORMS : tuple of str
-        The arguments of both forms of the constructor.
     """
 
     _masking = masking
-    FORMS = constructors.MULTI_HEAD
+    _forms = constructors.MULTI_HEAD
 
     @overload
     def __init__(
@@ -111,7 +109,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ..., device: Any = ...,
         dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1], FORMS[0])
+    @constructors.shows(_forms[1], _forms[0])
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
@@ -167,8 +165,6 @@ class AdditiveAttention(AttentionModule):
         The projections of keys and queries, and the one that makes a score of their sum.
     dropout : nn.Dropout
         The dropout of the attention weights.
-    FORMS : tuple of str
-        The arguments of both forms of the constructor.
 
     Notes
     -----
@@ -184,7 +180,7 @@ class AdditiveAttention(AttentionModule):
     """
 
     _with_masks = "additive_attention"
-    FORMS = constructors.ADDITIVE
+    _forms = constructors.ADDITIVE
 
     @overload
     def __init__(
@@ -196,7 +192,7 @@ class AdditiveAttention(AttentionModule):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...,
         device: Any = ..., dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(FORMS[1], FORMS[0])
+    @constructors.shows(_forms[1], _forms[0])
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,

@@ -86,7 +86,7 @@ def test_the_lazy_form(args, named, bias, inputs):
 def test_neither_form(args, named):
     with pytest.raises(TypeError) as error:
         MultiHeadAttention(*args, **named)
-    for form in MultiHeadAttention.FORMS:  # the message shows both signatures
+    for form in MultiHeadAttention._forms:  # the message shows both signatures
         assert f"MultiHeadAttention({form})" in str(error.value)
 
 

@@ -351,7 +351,7 @@ def test_four_sizes_are_shown_the_two_forms(side):
     """One size is missing for the first edition's form, and 0.5 would be the bias of the other."""
     with pytest.raises(TypeError, match="in one of these forms") as caught:
         side[0].MultiHeadAttention(100, 100, 5, 0.5)
-    assert all(form in str(caught.value) for form in mha_c.MultiHeadAttention.FORMS)
+    assert all(form in str(caught.value) for form in mha_c.MultiHeadAttention._forms)
 
 
 @books
