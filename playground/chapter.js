@@ -26,9 +26,10 @@ function Chapter(page, chapter) {
     + T(third.name ? labelOfField(third.name) : third.label) + ".";
   const reset = el("button", { type: "button", class: "mhac-button", text: T("Reset"),
     onclick: () => store.set(startOf(chapter.fields)) });
+  const apart = (text) => (/[。！？]$/.test(text) ? text : text + " "); // a full stop in Chinese has its space in it
   const node = el("section", { class: "mhac-chapter" },
     el("div", { class: "mhac-says" }, el("h1", { text: T(chapter.title) }),
-      ...(chapter.saysOf ? chapter.saysOf(page.data) : chapter.says).flatMap((text) => [el("p", { text: T(text) }), " "])),
+      ...(chapter.saysOf ? chapter.saysOf(page.data) : chapter.says).map((text) => el("p", { text: apart(T(text)) }))),
     stage, trouble,
     el("div", { class: "mhac-fields" }, ...controls.map((each) => each.node), reset), lines,
     el("div", { class: "mhac-folds" }, table, note, share.node), live);
@@ -51,7 +52,7 @@ function Chapter(page, chapter) {
       el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ",
         el("span", { class: "mhac-arith" }, ...formula(what)))));
     setText(note, [hint, chapter.signed && T("Red is above zero, blue below."),
-      numbers && chapter.note && chapter.note(numbers, page.data, small)].filter(Boolean).join(" "));
+      numbers && chapter.note && chapter.note(numbers, page.data, small)].filter(Boolean).map(apart).join("").trimEnd());
     share.draw();
     fold();
     draw();

@@ -129,7 +129,7 @@ async function buildPlayground(host, data, core) {
   });
 
   wear(root, pen, theme);
-  document.body.style.padding = "8px"; // all of a chapter stands on the first screen
+  document.body.style.padding = "8px 8px 0"; // all of a chapter stands on the first screen
   open(address.start() || (data.own ? "ch=heads" : ""));
   return {
     root,

@@ -204,7 +204,7 @@ const TABLE = [
   ["Here keys are places x, values are noisy heights y, and a key fits if it is near the query.", "Hier sind Schlüssel Orte x, Werte verrauschte Höhen y, und ein Schlüssel passt, wenn er nah bei der Anfrage liegt.", "这里键是位置 x，值是带噪声的高度 y；离查询近的键就匹配。", "Burada anahtarlar x yerleri, değerler gürültülü y yükseklikleridir; sorguya yakın anahtar uyar."],
   ["query", "Anfrage", "查询", "sorgu"],
   ["values, truth and estimate over x", "Werte, Wahrheit und Schätzung über x", "x 上的值、真值与估计", "x üzerinde değerler, gerçek ve kestirim"],
-  ["values y (the larger the dot, the more weight), truth, estimate", "Werte y (je größer der Punkt, desto mehr Gewicht), Wahrheit, Schätzung", "值 y（点越大权重越大）、真值、估计", "y değerleri (büyük nokta, büyük ağırlık), gerçek, kestirim"],
+  ["values y: the larger, the more weight", "Werte y: je größer, desto mehr Gewicht", "值 y：点越大，权重越大", "y değerleri: büyük nokta, büyük ağırlık"],
   ["truth", "Wahrheit", "真值", "gerçek"],
   ["estimate", "Schätzung", "估计", "kestirim"],
   ["weights of the query at {x}", "Gewichte der Anfrage bei {x}", "位于 {x} 的查询的权重", "{x} noktasındaki sorgunun ağırlıkları"],

@@ -61,7 +61,8 @@ const HEADS = {
   picture(n, { width, height, small, pen }) {
     const { heads, h, i, qt, kt } = n;
     const type = pen.type;
-    const rows = names(small || n.own ? qt : n.layer.asked, qt.length);
+    const asked = small ? qt.map((word) => "→ " + word) : n.layer.asked; // the words that are asked for
+    const rows = names(n.own ? qt : asked, qt.length);
     const columns = names(kt, kt.length);
     const f = n.q ? n.q[0].length : 1;
     const room = small ? Math.min(84, (width - 50) / 4) : Math.min(110, (0.9 * width) / type); // larger letters leave less to what has none

@@ -41,7 +41,7 @@ const POOLING = {
     const query = { kind: "upright", at: [[s.at]], color: "line", dash: [5, 4] };
     const reach = { kind: "span", at: [[s.at - s.width, s.at + s.width]], color: "line", size: 2 };
     const named = (text, at, color, up) => ({ kind: "text", at: [at], text, color, up, weight: 600, align: "right" });
-    const left = Plot(pen, { name: T("values, truth and estimate over x"), title: T("values y (the larger the dot, the more weight), truth, estimate"),
+    const left = Plot(pen, { name: T("values, truth and estimate over x"), title: T("values y: the larger, the more weight"),
       width: wide, height: high, x,
       y: { low: -3, high: 9 }, marks: [
         { kind: "points", at: n.x.map((at, j) => [at, n.y[j]]), color: "soft", alpha: 0.75 },

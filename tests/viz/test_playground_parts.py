@@ -127,6 +127,10 @@ def test_the_lecture_ends_with_what_was_seen(play, language, first):
     titles = shown.texts(".mhac-summary li b")
     assert len(titles) == 7 and titles[0] == first and "layer.playground(inputs=x)" in shown.texts(".mhac-summary dt")
     assert shown.overflow() == 0 and shown.browser.run("return document.documentElement.scrollHeight") <= 768
+    shown.browser.size(390, 844)
+    shown.settle()
+    assert shown.overflow() == 0, "an address is as long as it is"
+    shown.browser.size(1024, 768)
     shown.press("PageDown")  # the last page
     shown.press("PageUp")
     shown.browser.until(lambda: "ch=cost" in shown.browser.run("return location.hash"))

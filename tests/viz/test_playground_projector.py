@@ -84,6 +84,7 @@ def test_the_projector_has_larger_letters_and_whole_texts(play, address):
     large = shown.run(TEXTS)
     assert large["wrong"] == [] and set(WHOLE.get(address, [])) <= set(large["texts"])
     assert large["lines"] <= 768 and large["over"] <= 0 and large["high"] > 300 and large["letters"] >= 18
+    assert shown.browser.run("return document.documentElement.scrollHeight") <= 768, "nothing to scroll"
     shown.press("p")
     shown.browser.until(lambda: "p=1" not in shown.browser.run("return location.hash"))  # after a rest of 160 ms
     shown.settle()
