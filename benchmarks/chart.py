@@ -160,7 +160,7 @@ def main(*sources):
 def readme_chart(known):
     """How many times faster, a bar a processor; what was not measured has none."""
     matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 9})
-    figure = Figure(figsize=(6.4, 5.0), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.add_subplot()
     height = 0.8 / len(known)
     for i, (name, facts) in enumerate(known.items()):

@@ -157,7 +157,7 @@ def pages(browser):
         folder = Path(name)
         view = written_by_the_page("heat-maps.md", folder, "attention.html").read_text(encoding="utf-8")
         write("view", shown(browser, view, 900, on_it))
-        write("first", top_of("view", 640, 500))
+        write("first", top_of("view", 640, 440))
         write("heads", written_by_the_page("heat-maps.md", folder, "heads.png").read_bytes())
         for file in "steps.html", "tiles.html":
             text = written_by_the_page("seeing.md", folder, file).read_text(encoding="utf-8")
