@@ -61,11 +61,11 @@ const COST = {
     const w = small ? width : Math.floor((width - 16) / 2);
     const h = small ? 230 : height;
     const x = { low: 64, high: 4096, log: true, ticks: [64, 256, 1024, 4096], label: "n" };
-    const plot = (name, low, high, of, guide) => Plot(pen, { name, title: name, width: w, height: h, x,
+    const plot = (name, low, high, of, guide, named) => Plot(pen, { name, title: name, width: w, height: h, x,
       y: { low, high, log: true }, marks: [
       { kind: "line", at: COST_SIZES.map((size) => [size, guide * (size / 4096) ** 2]).filter(([, y]) => y >= low
         && y <= high), color: "soft", size: 1.5, dash: [2, 4] },
-      { kind: "text", at: [[2000, guide * 0.12]], text: "n²", color: "soft" },
+      { kind: "text", at: [named], text: "n²", color: "soft" },
       ...["naive", "tiled"].flatMap((way) => {
         const at = results.map((each) => [each.n, clamp(of(each[way]), low, high)]);
         const [color, dash] = way === "naive" ? ["other", [6, 3]] : ["line", []];
@@ -74,8 +74,8 @@ const COST = {
           { kind: "text", at: end, text: T(way), color, weight: 600, up: way === "naive" ? 14 : -16,
             ...(at.length > 1 ? { align: "center", shift: -10 } : { shift: 10 }) }]; // the first stands at the axis and its numbers
       })] });
-    return rowOf(plot(T("milliseconds"), 0.01, 10000, (each) => each.milliseconds, 2000).node,
-      plot(T("memory taken, MiB"), 0.05, 512, (each) => each.mebibytes, 128).node);
+    return rowOf(plot(T("milliseconds"), 0.01, 10000, (each) => each.milliseconds, 2000, [2300, 1800]).node,
+      plot(T("memory taken, MiB"), 0.05, 512, (each) => each.mebibytes, 128, [256, 0.16]).node);
   },
 
   formula(n) {

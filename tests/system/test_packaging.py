@@ -182,7 +182,7 @@ def test_every_isa_of_this_machine_type_is_compiled():
 
 
 def test_readme_example_prints_what_the_readme_says(capsys, tmp_path, monkeypatch):
-    """Runs README.md's Python block that writes a page, on NumPy alone, and compares with the lines behind #> at its end."""
+    """Runs README.md's box that writes a page, on NumPy alone, and compares with the lines behind #> at its end."""
     blocks = re.findall(r"```(\w*)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     code = next(code for language, code in blocks if language == "python" and "attention.html" in code)
     printed = "".join(line[3:] for line in code.splitlines(True) if line.startswith("#> "))
