@@ -187,3 +187,57 @@ class HeadsLast(nn.Module):
         attn = self.dropout(self.softmax(scores))
         self.attn = attn.detach()
         return self.output(torch.einsum("ijbh,jbhd->ibhd", attn, v).flatten(2))
+
+
+# ---- heads that are rotated --------------------------------------------------------------------------------------
+
+
+class RotaryEmbedding(nn.Module):
+    def __init__(self, dim, base=10000):
+        super().__init__()
+        self.register_buffer("inv_freq", base ** (-torch.arange(0, dim, 2).float() / dim))
+
+    def forward(self, x):
+        angles = torch.outer(torch.arange(x.shape[-2]).float(), self.inv_freq)
+        angles, (first, second) = torch.cat((angles, angles), dim=-1), x.chunk(2, dim=-1)
+        return x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()
+
+
+@case([rows(2, 5, 8)], [rows(2, 140, 8)])
+class RotatedAndShared(nn.Module):
+    """Features i and i + D / 2 turn together, by a module; two heads of queries share one of keys."""
+
+    def __init__(self, d=8, num_heads=4, num_kv_heads=2):
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.rope = num_heads, num_kv_heads, RotaryEmbedding(2, 500000)
+        self.q_proj, self.o_proj = nn.Linear(d, d, bias=False), nn.Linear(d, d, bias=False)
+        self.k_proj, self.v_proj = nn.Linear(d, 4, bias=False), nn.Linear(d, 4, bias=False)
+
+    def forward(self, x):
+        n = self.num_heads, self.num_kv_heads, self.num_kv_heads
+        projections = zip((self.q_proj, self.k_proj, self.v_proj), n)
+        q, k, v = (W(x).unflatten(-1, (heads, -1)).transpose(1, 2) for W, heads in projections)
+        q, k, v = self.rope(q), self.rope(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf"))
+        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@case([rows(2, 5, 8)])
+class RotatedAsComplexNumbers(nn.Module):
+    """Features 2i and 2i + 1 turn together, by a table of complex numbers."""
+
+    def __init__(self, d=8, num_heads=2, max_len=12):
+        super().__init__()
+        self.num_heads, self.qkv, self.proj = num_heads, nn.Linear(d, 3 * d), nn.Linear(d, d)
+        angles = torch.outer(torch.arange(max_len).float(), 10000.0 ** (-torch.arange(0, 4, 2).float() / 4))
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angles), angles), persistent=False)
+
+    def turn(self, x):
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * self.freqs_cis[: x.shape[-2]]).flatten(-2)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = (self.turn(q) @ self.turn(k).transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
+        return self.proj((weights @ v).transpose(1, 2).flatten(2))

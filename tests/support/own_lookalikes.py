@@ -436,6 +436,15 @@ class Rotated(OneInput):
         return super().scores(q, k)
 
 
+@differs()
+class OnlyKeysRotated(OneInput):
+    def scores(self, q, k):
+        angle = torch.outer(torch.arange(k.shape[2]).float(), 1e4 ** (-torch.arange(k.shape[3] // 2) * 2 / k.shape[3]))
+        first, second = k.chunk(2, dim=-1)
+        k = torch.cat((first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()), -1)
+        return super().scores(q, k)
+
+
 # ---- additive ---------------------------------------------------------------------------------------------------
 
 

@@ -230,6 +230,17 @@ def test_an_odd_call_takes_its_own_lines():
         module(q[..., :3].double(), k.double(), v.double(), lens)
 
 
+def test_tables_of_positions_that_end_or_change():
+    """More rows than its own table has: its own lines refuse them.  Another table: its own lines use it."""
+    module, twin = drawn("RotatedAsComplexNumbers")
+    with pytest.raises(RuntimeError):
+        module(torch.randn(2, 13, 8))
+    x = torch.randn(2, 12, 8)
+    torch.testing.assert_close(module(x), twin(x), **TOLERANCE)
+    module.freqs_cis = twin.freqs_cis = twin.freqs_cis.flip(0)
+    torch.testing.assert_close(module(x), twin(x))
+
+
 def test_a_subclass_runs_its_own_lines():
     module, twin = drawn("NoLengths")
     kind = type(module)

@@ -69,7 +69,7 @@ class How:
     def _is_whole_layer(self) -> bool:
         """Whether one call of the core computes all of it: projections, attention and output."""
         plan = self.plan
-        if plan.causal or plan.dropped_weights:
+        if plan.causal or plan.rotary or plan.dropped_weights:
             return False
         if plan.weights is None:
             return True

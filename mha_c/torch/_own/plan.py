@@ -23,6 +23,7 @@ from .._call.records import Attended, AttentionCall, AttentionTensors
 from .._private import unflatten
 from .._tensors import draw_seed
 from .._weights.last import Last, last_of
+from .rotating import Rotary, rotated
 
 LAST = "_last_of_mha_c"  # in a module's state: what its last call has left of its weights
 NEEDED: Any = object()  # the default of a parameter that has none
@@ -75,6 +76,10 @@ class Plan(NamedTuple):
         Attributes that a call sets to the weights.
     most_keys : int
         How many keys its own tables of masks have room for.
+    rotary : Rotary or None
+        How heads are rotated before they attend.
+    dropped_weights : bool
+        Whether the weights that it gives or keeps are those after dropout.
     """
 
     kind: str
@@ -93,7 +98,8 @@ class Plan(NamedTuple):
     out_dropout: str = ""
     kept: tuple[Any, ...] = ()
     most_keys: int = 1 << 62
-    dropped_weights: bool = False  # the weights that it gives or keeps are those after dropout
+    rotary: Optional[Rotary] = None
+    dropped_weights: bool = False
 
     @property
     def shows(self) -> bool:
@@ -151,6 +157,8 @@ def inputs_of(plan: Plan, given: dict[str, Any]) -> Optional[Inputs]:
         return None
     layout = plan.layouts.get((queries.dim(), keys.dim()))
     if layout is None or values is None or values.dim() != keys.dim():
+        return None
+    if plan.rotary is not None and queries.dtype is not torch.float32:  # the angles are those of float32
         return None
     q, k, v = arranged(queries, layout[0]), arranged(keys, layout[1]), arranged(values, layout[1])
     v = k if values is keys else v
@@ -313,6 +321,8 @@ def attended(plan: Plan, module: Any, given: Inputs, p: float, keeps: str, drop:
             w_v = weight(module, own.parts["w_v"]).reshape(-1)
     counts = (1, 1, 1) if own is None else (own.num_heads, own.num_kv_heads, own.num_kv_heads)
     q, k, v = (x if x.dim() == 4 else unflatten(x, 2, (n, -1)).transpose(1, 2) for x, n in zip((q, k, v), counts))
+    if plan.rotary is not None:
+        q, k = rotated(plan.rotary, q), rotated(plan.rotary, k)
     call = AttentionCall(given.valid_lens, "top_left" if plan.causal else None, dropout=p, empty_rows=plan.empty_rows)
     tensors = AttentionTensors(q, k, v, w_v, given.keep_mask, given.bias)
     if functional._attention is not ATTENTION and drop is None and keeps != "now":

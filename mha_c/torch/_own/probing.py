@@ -14,6 +14,7 @@ from .compared import Compared, Unlike, isolated, layouts_of
 from .dropping import with_dropout
 from .masks import cases, with_lengths, with_masks
 from .plan import LAST, NEEDED, Plan
+from .rotating import most_positions, rotaries
 
 
 def fitted(module: nn.Module) -> Plan:
@@ -60,6 +61,10 @@ def _based(compared: Compared) -> Plan:
             raise Unlike("")  # it takes these, and gives something else
     if not plan.layouts:
         raise Unlike("")
+    if plan.rotary is not None and plan.weights is not None:
+        width = plan.weights.sizes(compared.own)["W_q"][1] // plan.weights.num_heads
+        most = min(plan.most_keys, most_positions(compared.own, width))
+        compared.most_keys, plan = most, plan._replace(most_keys=most)
     return plan
 
 
@@ -88,10 +93,14 @@ def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, sq
     results = list(compared.firsts(given, layouts))
     if not results:
         return None
-    known = [(plan.weights, plan.causal)] if plan.layouts else itertools.product(ways, (False, True))
+    known: Any = [(plan.weights, plan.causal, plan.rotary)]
+    if not plan.layouts:
+        turns = rotaries(compared.own) if plan.kind == "multi_head" else iter(())
+        every = itertools.chain([None], turns)
+        known = ((*way, turn) for turn in every for way in itertools.product(ways, (False, True)))
     new = plan._replace(layouts={**plan.layouts, ranks: layouts}, square=plan.square or square)
-    for way, causal in known:
-        new = new._replace(weights=way, causal=causal)
+    for way, causal, rotary in known:
+        new = new._replace(weights=way, causal=causal, rotary=rotary)
         try:
             found = compared.ours(new, given)
         except Exception:  # weights that do not fit together in this way
@@ -102,7 +111,7 @@ def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, sq
         for result, filled in results:
             form = forms.form_of(result, found.out, found.weights, key[0])
             if forms.is_known(form):
-                return new._replace(flags={**plan.flags, key: form}, needs=plan.needs | filled.keys())
+                return new._replace(flags={**plan.flags, key: form}, needs=plan.needs.union(filled))
     return None
 
 

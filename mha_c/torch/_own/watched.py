@@ -35,15 +35,7 @@ class Watched(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module, changes: Any) -> Watched:
         """changes   names of attributes that may change: what a call sets, the number of a dropout"""
-        seen: dict[Any, Any] = {}
-        methods: set[str] = set()
-        words: set[str] = set()
-        for part in module.modules():
-            for kind in _own_classes(type(part)):
-                for name, value in vars(kind).items():
-                    if isinstance(value, (FunctionType, staticmethod)) and not name.startswith("__"):
-                        methods.add(name)
-                        _names_of(kind, name, getattr(kind, name), seen, words)
+        seen, words, methods = words_of(module)
         for part in module.modules():
             for kind in _own_classes(type(part)):
                 numbers = ((name, x) for name, x in vars(kind).items() if name in words and type(x) in _PLAIN)
@@ -104,6 +96,20 @@ class Watched(NamedTuple):
                     return False
         module.__dict__["_compared_tables"] = found
         return True
+
+
+def words_of(module: nn.Module) -> tuple[dict[Any, Any], set[str], set[str]]:
+    """({...: (owner, name, value)} of what its lines read by name, the words in them, the names of its methods)."""
+    seen: dict[Any, Any] = {}
+    methods: set[str] = set()
+    words: set[str] = set()
+    for part in module.modules():
+        for kind in _own_classes(type(part)):
+            for name, value in vars(kind).items():
+                if isinstance(value, (FunctionType, staticmethod)) and not name.startswith("__"):
+                    methods.add(name)
+                    _names_of(kind, name, getattr(kind, name), seen, words)
+    return seen, words, methods
 
 
 def _own_classes(kind: type) -> list[type]:
