@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import uuid
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
@@ -21,8 +21,12 @@ from dask.base import normalize_token, tokenize
 from dask.delayed import delayed
 
 from . import config
-from ._decoder.steps import DecodingLayer
+from ._arguments.options import core_corner
+from ._decoder.steps import Decodes
 from .errors import ShapeError
+
+if TYPE_CHECKING:
+    from ._types import Causal
 
 __all__ = ["apply"]
 __dir__ = __all__.copy  # what dir() and completion show
@@ -33,7 +37,9 @@ _ELSEWHERE = (
 )
 
 
-def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens: Any = None) -> Any:
+def apply(
+    layer: Decodes, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = None
+) -> Any:
     """Call layer(queries, keys, values, valid_lens) lazily, with the items of the batch spread over dask's workers.
 
     The layer is one node of the graph, so that each worker gets it once.  On a worker of dask.distributed a call uses
@@ -41,13 +47,15 @@ def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens
 
     Parameters
     ----------
-    layer : MultiHeadAttention, DotProductAttention or AdditiveAttention
+    layer : MultiHeadAttention, DotProductAttention, AdditiveAttention, GQAAttention or CausalAttention
         A NumPy layer whose sizes are all known, in evaluation mode.  `apply` copies it: later changes of its parameters
         have no effect.
     queries, keys, values : dask arrays (B, Q, .), (B, K, .), (B, K, .)
         Or anything that dask.array.asarray accepts.
     valid_lens : None, or array_like (B,) or (B, Q)
         Lengths: a dask array, a NumPy array or a list.
+    causal : {False, True, "top_left", "bottom_right"}, optional
+        As in the layer's call; None: what the layer does without it.
 
     Returns
     -------
@@ -82,25 +90,27 @@ def apply(layer: DecodingLayer, queries: Any, keys: Any, values: Any, valid_lens
     lens = () if valid_lens is None else (_lengths(valid_lens, q),)
     frozen = copy.deepcopy(layer)
     # A call with one row of zeros gives the number of features of the result, and the errors for unsuitable inputs.
-    features = int(frozen(*(np.zeros((1, 1, x.shape[2]), x.dtype) for x in (q, k, v))).shape[2])
+    given = {} if causal is None else {"causal": causal}
+    features = int(frozen(*(np.zeros((1, 1, x.shape[2]), x.dtype) for x in (q, k, v)), **given).shape[2])
+    core_corner(causal, q, k)  # of whole chunks: which corner, where there are more keys than queries
     node = delayed(frozen, traverse=False, name=f"layer-{tokenize(frozen)}")
-    for each in (layer, layer._child):
+    for each in (layer, getattr(layer, "_child", None)):
         if each is not None:
             each._last = _ELSEWHERE, False
     return dask.array.map_blocks(
-        _call, q, k, v, *lens, layer=node, chunks=(q.chunks[0], (q.shape[1],), (features,)), dtype=q.dtype,
-        meta=np.empty((0, 0, 0), q.dtype), name=f"attention-{tokenize(node, q, k, v, lens)}",
+        _call, q, k, v, *lens, layer=node, given=given, chunks=(q.chunks[0], (q.shape[1],), (features,)),
+        dtype=q.dtype, meta=np.empty((0, 0, 0), q.dtype), name=f"attention-{tokenize(node, q, k, v, lens, given)}",
     )  # fmt: skip
 
 
-def _call(queries: Any, keys: Any, values: Any, lens: Any = None, *, layer: Any) -> Any:
+def _call(queries: Any, keys: Any, values: Any, lens: Any = None, *, layer: Any, given: Any) -> Any:
     """Compute one chunk, in any process."""
     threads = _share_of_worker()
     if threads is not None:
         config.set_num_threads(threads)
     if lens is not None:
         lens = lens[:, 0, 0] if lens.shape[1] == 1 else lens[:, :, 0]
-    return layer(queries, keys, values, lens)
+    return layer(queries, keys, values, lens, **given)
 
 
 def _share_of_worker() -> Optional[int]:
@@ -122,7 +132,7 @@ def _share_of_worker() -> Optional[int]:
 
 
 def _check_layer(layer: Any) -> None:
-    if not isinstance(layer, DecodingLayer):
+    if not isinstance(layer, Decodes):
         kind = f"{type(layer).__module__}.{type(layer).__name__}"
         raise TypeError(f"layer must be one of the book's NumPy layers, or a subclass of one, got {kind}")
     if layer.training:
@@ -157,10 +167,11 @@ def _lengths(valid_lens: Any, queries: Any) -> Any:
     return whole[:, :, None] if lens.ndim == 2 else whole[:, None, None]
 
 
-@normalize_token.register(DecodingLayer)
-def _token(layer: DecodingLayer) -> Any:
+@normalize_token.register(Decodes)
+def _token(layer: Decodes) -> Any:
     """A token, equal for layers of equal class, repr and numbers.  A program's own class always gets a new token."""
     if not type(layer).__module__.startswith("mha_c."):
         return uuid.uuid4().hex
     numbers = [(state.name, state.weight, state.bias) for state in layer._parameters.states.values()]
-    return type(layer).__qualname__, repr(layer), layer._num_heads, layer.empty_rows, numbers
+    settings = {name: value for name, value in vars(layer).items() if type(value) in (bool, int, float, str)}
+    return type(layer).__qualname__, repr(layer), settings, numbers

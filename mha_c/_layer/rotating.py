@@ -110,6 +110,8 @@ class RotatesHeads(Decodes, Viewable):
                 f"{type(self).__name__} has no attention_weights yet: call the layer first, then read them"
             )
         kept, as_tensor = self._last
+        if isinstance(kept, str):  # why there are none, as in AttentionLayer
+            raise RuntimeError(kept)
         return kept.weights() if isinstance(kept, Scores) else saved_weights(kept), as_tensor
 
     @property

@@ -219,6 +219,10 @@ class AttentionModule(DecodingModule, Viewable):
                 if parts is not None and cache is None:
                     lens = valid_lens if causal is False else causal_lengths(causal, queries, keys, valid_lens)
                     return core.call(self, parts, (queries, keys, values), lens, training)
+                if parts is not None:
+                    check_causal_steps(causal)
+                    steps = Steps.of(self, cache, (queries, keys, values), valid_lens, training)
+                    return core.call(self, parts, (queries, keys, values), None, training, steps, queries.dtype)
             except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then by torch, or refused
                 pass
             return self._otherwise(queries, keys, values, valid_lens, causal, training, cache)
@@ -245,7 +249,11 @@ class AttentionModule(DecodingModule, Viewable):
         if cache is not None:
             check_causal_steps(causal)
             steps, causal = Steps.of(self, cache, inputs, valid_lens, training), False
-        lens = valid_lens if causal is False else lengths_of_causal(causal, queries, keys, valid_lens)
+        if causal is False:
+            lens = valid_lens
+        else:  # a sequence that is spread has its own
+            of_causal = getattr(self._inner(), "lengths_of_causal", lengths_of_causal)
+            lens = of_causal(causal, queries, keys, valid_lens)
         if not plain:
             return general.by_the_book(self, inputs, lens, training, projected, steps)
         way, parts = choose(self, queries, keys, values, lens)

@@ -334,8 +334,18 @@ def _turns(at: Tensor, features: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-@lru_cache(maxsize=4)  # all layers of a model ask for the same at each step
+TABLE = 64  # positions of a table: a step of one position computes none of its own
+
+
 def _turn_of_all(first: int, n_steps: int, features: int, default: torch.dtype, dtype: torch.dtype) -> Any:
+    at = first % TABLE
+    if at + n_steps <= TABLE:
+        return tuple(x[at : at + n_steps] for x in _turn_table(first - at, TABLE, features, default, dtype))
+    return _turn_table(first, n_steps, features, default, dtype)
+
+
+@lru_cache(maxsize=4)  # all layers of a model ask for the same at each step
+def _turn_table(first: int, n_steps: int, features: int, default: torch.dtype, dtype: torch.dtype) -> Any:
     angles = _turns(torch.arange(first, first + n_steps, dtype=torch.float32, device="cpu"), features)
     return tuple(x.to(dtype).numpy() for x in angles)
 

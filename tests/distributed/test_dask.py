@@ -35,6 +35,8 @@ def layers():
         "dot products": mha_c.DotProductAttention(0.1),
         "additive": mha_c.AdditiveAttention(*sizes, 8, 0.1, rng=0),
         "zero rows": mha_c.MultiHeadAttention(*sizes, FEATURES, 8, 2, 0.0, rng=0, empty_rows="zero"),
+        "grouped": mha_c.GQAAttention(FEATURES, 4, 2, rope=True, causal=False, rng=0),
+        "causal": mha_c.CausalAttention(FEATURES, 4, rng=0),
     }
 
 
@@ -73,6 +75,29 @@ def test_the_numbers_of_the_layer(rng, name, lens, dtype):
     assert out.shape == expected.shape and out.dtype == dtype and out.chunks == ((3,) * 4, (ROWS,), expected.shape[2:])
     same(out.compute(scheduler="sync"), expected)
     same(out[4:6].compute(scheduler="threads"), expected[4:6])
+
+
+@pytest.mark.parametrize("name", layers())
+def test_causal_is_that_of_the_call(rng, name):
+    arrays, lazy = operands(rng)
+    layer, found = layers()[name], []
+    for causal in ("top_left", "bottom_right"):
+        found.append(mha_c.dask.apply(layer, *lazy, causal=causal).compute(scheduler="sync"))
+        same(found[-1], layer(*arrays, causal=causal))
+        with pytest.raises(RuntimeError, match=KEPT):
+            _ = (mha_c.dask.apply(layer, *lazy, causal=causal), layer.attention_weights)
+    if name != "causal":
+        assert not np.array_equal(*found)
+        with pytest.raises(ValueError, match="causal=True is ambiguous for 5 queries and 7 keys"):
+            mha_c.dask.apply(layer, *lazy, causal=True)
+
+
+def test_layers_that_differ_in_their_settings_alone_are_two(rng):
+    arrays, lazy = operands(rng)
+    both = [mha_c.GQAAttention(FEATURES, 4, 2, rope=rope, rng=0) for rope in (True, False)]
+    found = dask.compute(*(mha_c.dask.apply(layer, *lazy) for layer in both), scheduler="sync")
+    for out, layer in zip(found, both):
+        same(out, layer(*arrays))
 
 
 def test_nothing_is_computed_before_it_is_asked_for(rng, monkeypatch, tmp_path):

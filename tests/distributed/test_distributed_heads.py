@@ -85,3 +85,4 @@ def test_spread_sequence(world, layout, options):
         for name, known in parameters.items():
             np.testing.assert_allclose(found_parameters[name], known, rtol=1e-11, atol=1e-11, err_msg=name)
         assert text.count("attention_weights are not kept where a sequence is spread") == 2
+        assert "write valid_lens=torch.arange(1, N + 1).repeat(B, 1)" in text

@@ -163,6 +163,10 @@ def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows=
         text += str(module.attention.attention_weights)
     except RuntimeError as error:
         text += str(error)
+    try:
+        module(mine, mine, mine, causal=True)
+    except ValueError as error:
+        text += str(error)
     assert copy.deepcopy(module).num_heads == HEADS
     return number(out), number(mine.grad), {name: number(g) for name, g in grads.items()}, text
 

@@ -106,6 +106,12 @@ class _SpreadAttention(nn.Module):
         options: Any = {"layout": self.layout, "group": self.ranks.group, "empty_rows": self.empty_rows}
         return ring_attention(q, k, v, lens, dropout=p, **options).flatten(0, 1)
 
+    def lengths_of_causal(self, causal: Any, *_: Any) -> Any:
+        raise ValueError(
+            f"causal={causal!r}: a rank of spread_sequence has a piece of the sequence and does not know its length N: "
+            f"write valid_lens=torch.arange(1, N + 1).repeat(B, 1)"
+        )
+
     @property
     def attention_weights(self) -> Tensor:
         raise RuntimeError(
