@@ -160,7 +160,7 @@ return wide.concat([...document.querySelectorAll("article table, article img")]
 FOR_USERS = """start colab from-d2l from-torch from-bertviz masks heat-maps heads check your-own-attention seeing
 lecture grading browser notebooks command""".split()
 LOOKED_AT = """index api/mha_c.MultiHeadAttention api/every-layer api/layers api/torch examples/notebooks/scoring
-docs/from-d2l docs/heat-maps docs/masks docs/start benchmarks/README examples/notebooks/long_sequences
+docs/from-d2l docs/heat-maps docs/lecture docs/masks docs/start benchmarks/README examples/notebooks/long_sequences
 CONTRIBUTING""".split()
 
 
