@@ -68,7 +68,7 @@ test-torch: $(STAMPS)/wheel $(D2L)
 
 # Pages in marimo itself, in a browser; marimo has an environment of its own, because it is as large as all else.
 .PHONY: test-marimo
-test-marimo: $(STAMPS)/wheel $(STAMPS)/test-tools build/marimo/installed
+test-marimo: $(STAMPS)/installed $(STAMPS)/test-tools build/marimo/installed
 	build/marimo/bin/pip install -q --no-deps --force-reinstall build/wheel/*.whl
 	@mkdir -p $(RUN)
 	MHA_C_MARIMO=$(CURDIR)/build/marimo/bin/python; export MHA_C_MARIMO; $(PYTEST) -q ../../tests/viz/test_marimo.py $(ARGS)
