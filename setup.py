@@ -1,7 +1,7 @@
 """Builds the one extension module, mha_c._core; everything else is in pyproject.toml.
 
-One binary serves CPython 3.9 and every later version (the limited API, abi3); a Python without the global lock, which
-has no stable ABI before 3.15, gets one for its own version.
+One binary serves CPython 3.9 and every later version (the limited API, abi3), and one every Python without the global
+lock from 3.15 on (abi3t); one before 3.15, which has no stable ABI, gets a binary for its own version.
 
 Switches, read from the environment (each builds in a folder of its own):
     MHA_C_DEBUG=1      assertions on, little optimisation
@@ -37,12 +37,17 @@ SWITCHES = {
 }
 LINK = {"linux": ["-Wl,-z,nodelete"], "win32": ["-lsynchronization"]}  # the latter: WaitOnAddress
 OLDEST_PYTHON = (3, 9)  # pyproject's requires-python
-LIMITED_API = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# (a macro that chooses a stable ABI, the oldest Python that has it, the oldest NumPy that knows it)
+ABI3, ABI3T = ("Py_LIMITED_API", OLDEST_PYTHON, "1_21"), ("Py_TARGET_ABI3T", (3, 15), "2_5")
+STABLE_ABI = ABI3T if sysconfig.get_config_var("Py_GIL_DISABLED") else ABI3
+LIMITED_API = sys.implementation.name == "cpython" and sys.version_info >= STABLE_ABI[1]
+NUMPY = STABLE_ABI[2] if LIMITED_API else ABI3[2]  # of abi3 the lowest NumPy of pyproject's dependencies
 # Windows' pyconfig.h tells the sizes only to those who say so themselves, unless they are MSVC.
 WINDOWS = [("MS_WINDOWS", ""), ("MS_WIN32", ""), ("MS_WIN64", "")] if sys.platform == "win32" else []
 # Built for a browser, Python runs on another system than it builds for.
 SYSTEM = "emscripten" if sysconfig.get_platform().endswith("wasm32") else sys.platform
 REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
+PAGES = {"Source": "", "Issues": "/issues", "Changelog": "/blob/HEAD/CHANGELOG.md"}
 THIS_PAGE = "ADDRESS-OF-THIS-PAGE"  # in the README's line that installs
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
@@ -122,10 +127,10 @@ core = Extension(
     depends=["setup.py", *sorted_glob("csrc/*.h", "csrc/*.inc", "csrc/*/*.h", "csrc/*/*.inc")],
     include_dirs=["csrc", numpy.get_include()],
     define_macros=[
-        *([("Py_LIMITED_API", "0x{:02X}{:02X}0000".format(*OLDEST_PYTHON))] if LIMITED_API else []),
+        *([(STABLE_ABI[0], "0x{:02X}{:02X}0000".format(*STABLE_ABI[1]))] if LIMITED_API else []),
         *WINDOWS,
         ("NPY_NO_DEPRECATED_API", "NPY_1_21_API_VERSION"),
-        ("NPY_TARGET_VERSION", "NPY_1_21_API_VERSION"),  # the lowest NumPy of pyproject's dependencies
+        ("NPY_TARGET_VERSION", f"NPY_{NUMPY}_API_VERSION"),
     ],
     extra_compile_args=BASE + [flag for name in ACTIVE for flag in SWITCHES[name][0]],
     # -lm: the pool reads the floating-point mode.  nodelete: parked threads live as long as the process.
@@ -138,13 +143,7 @@ setup(
     ext_modules=[core],
     long_description=readme_for_the_index(),
     long_description_content_type="text/markdown",
-    project_urls={
-        "Source": REPOSITORY,
-        "Issues": f"{REPOSITORY}/issues",
-        "Changelog": f"{REPOSITORY}/blob/HEAD/CHANGELOG.md",
-    }
-    if REPOSITORY
-    else {},
+    project_urls={name: f"{REPOSITORY}{path}" for name, path in PAGES.items() if REPOSITORY},
     cmdclass={"build_ext": BuildExt},
-    options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*OLDEST_PYTHON)}} if LIMITED_API else {},
+    options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*STABLE_ABI[1])}} if LIMITED_API else {},
 )

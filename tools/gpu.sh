@@ -51,11 +51,15 @@ step() {
 
 machine() {
     "$python" - << 'END'
-import platform, sys
+import importlib.util, platform, sys
 try:
     import numpy, torch
 except ImportError as error:
     print(f"*** {sys.executable} cannot import torch and NumPy: {error}.  PYTHON=... names the one that can ***")
+    sys.exit(1)
+missing = [name for name in ("pytest", "hypothesis", "setuptools") if importlib.util.find_spec(name) is None]
+if missing:
+    print(f"*** {sys.executable} has no {', '.join(missing)}: `tools/gpu.sh --prepare`, with a network, fetches them ***")
     sys.exit(1)
 gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
 print(f"GPU {gpu}; torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}")

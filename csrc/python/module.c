@@ -57,6 +57,31 @@ core_free(void *module)
     }
 }
 
+#define DOC "The compiled core of mha_c: private, use mha_c.functional and the layers."
+
+#ifdef Py_TARGET_ABI3T /* the stable ABI of 3.15 for both kinds of Python: what begins with an object cannot be static \
+                        */
+PyABIInfo_VAR(abi);
+
+static PySlot slots[] = {
+    PySlot_STATIC_DATA(Py_mod_name, "mha_c._core"),
+    PySlot_STATIC_DATA(Py_mod_doc, DOC),
+    PySlot_STATIC_DATA(Py_mod_abi, &abi),
+    PySlot_SIZE(Py_mod_state_size, sizeof(mha_py_state)),
+    PySlot_STATIC_DATA(Py_mod_methods, methods),
+    PySlot_FUNC(Py_mod_exec, core_exec),
+    PySlot_FUNC(Py_mod_state_free, core_free),
+    PySlot_DATA(Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED),
+    PySlot_DATA(Py_mod_gil, Py_MOD_GIL_NOT_USED),
+    PySlot_END,
+};
+
+PyMODEXPORT_FUNC
+PyModExport__core(void)
+{
+    return slots;
+}
+#else
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, (void *)core_exec},
 #ifdef Py_mod_multiple_interpreters /* Python 3.12 */
@@ -69,13 +94,8 @@ static PyModuleDef_Slot slots[] = {
 };
 
 static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "mha_c._core",
-    .m_doc = "The compiled core of mha_c: private, use mha_c.functional and the layers.",
-    .m_size = sizeof(mha_py_state),
-    .m_methods = methods,
-    .m_slots = slots,
-    .m_free = core_free,
+    PyModuleDef_HEAD_INIT, .m_name = "mha_c._core", .m_doc = DOC,        .m_size = sizeof(mha_py_state),
+    .m_methods = methods,  .m_slots = slots,        .m_free = core_free,
 };
 
 PyMODINIT_FUNC
@@ -83,3 +103,4 @@ PyInit__core(void)
 {
     return PyModuleDef_Init(&definition);
 }
+#endif

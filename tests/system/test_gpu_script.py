@@ -101,3 +101,8 @@ def test_the_question_itself(tmp_path):
     done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True)
     assert done.returncode == (0 if torch.cuda.is_available() else 3)
     assert f"torch {torch.__version__}" in done.stdout
+    none = (
+        "import importlib.util as u; real = u.find_spec; u.find_spec = lambda x: None if x == 'pytest' else real(x)\n"
+    )
+    done = subprocess.run([sys.executable, "-"], input=none + code, capture_output=True, text=True)
+    assert done.returncode == 1 and "has no pytest: `tools/gpu.sh --prepare`" in done.stdout

@@ -51,8 +51,41 @@ def test_metadata():
 def test_numpy_is_the_only_dependency():
     required = [line for line in distribution().requires if "extra ==" not in line]
     assert required == ["numpy>=1.21"]
-    # The same number as NPY_TARGET_VERSION, which decides on which NumPy the binary runs.
-    assert "NPY_1_21_API_VERSION" in (ROOT / "setup.py").read_text()
+
+
+SETUP = """
+import distutils.core, json, sys, sysconfig
+import numpy, setuptools
+version, free = json.loads(sys.argv[1])
+real = sysconfig.get_config_var
+sysconfig.get_config_var = lambda name: free if name == "Py_GIL_DISABLED" else real(name)
+sys.version_info = tuple(version)
+made = distutils.core.run_setup("setup.py", ["-q"], "init")
+(core,) = made.ext_modules
+print(json.dumps([dict(core.define_macros), core.py_limited_api, made.command_options.get("bdist_wheel", {})]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "free", "macro", "tag", "numpy"),
+    [
+        ([3, 9], 0, ["Py_LIMITED_API", "0x03090000"], "cp39", "1_21"),
+        ([3, 15], None, ["Py_LIMITED_API", "0x03090000"], "cp39", "1_21"),
+        ([3, 14], 1, None, None, "1_21"),
+        ([3, 15], 1, ["Py_TARGET_ABI3T", "0x030F0000"], "cp315", "2_5"),
+    ],
+)
+def test_which_stable_abi_a_python_gets(version, free, macro, tag, numpy):
+    """NPY_TARGET_VERSION, which decides on which NumPy the binary runs, is that of pyproject's dependencies; abi3t has
+    a later one, but no older NumPy has wheels for these Pythons either."""
+    needs.module("setuptools")
+    asked = [sys.executable, "-W", "ignore", "-c", SETUP, json.dumps([version, free])]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+    macros, limited, options = json.loads(done.stdout)
+    chosen = [[name, value] for name, value in macros.items() if name in ("Py_LIMITED_API", "Py_TARGET_ABI3T")]
+    assert chosen == ([macro] if macro else []) and limited is bool(macro)
+    assert options.get("py_limited_api", [None, None])[1] == tag
+    assert macros["NPY_TARGET_VERSION"] == f"NPY_{numpy}_API_VERSION"
 
 
 @pytest.mark.parametrize("repository", ["", "https://example.org/mha_c"])
@@ -93,12 +126,14 @@ def test_wheel_holds_the_package_and_nothing_else():
 
 
 def test_one_binary_serves_every_python():
-    """The limited API of the oldest Python: with it 3.9's wheel is 3.13's.  Without the global lock there is none."""
+    """The limited API of the oldest Python: with it 3.9's wheel is 3.13's.  Without the global lock there is one from
+    3.15 on."""
     assert 'requires-python = ">=3.9"' in (ROOT / "pyproject.toml").read_text()
     free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-    assert (Path(_core.__file__).name in ("_core.abi3.so", "_core.pyd")) is not free_threaded
+    abi = "abi3" if not free_threaded else "abi3t" if sys.version_info >= (3, 15) else None
+    assert (Path(_core.__file__).name.split(".")[1].partition("-")[0] in (abi, "pyd")) is bool(abi)
     for wheel in (ROOT / "build" / "wheel").glob("*.whl"):
-        assert ("-cp39-abi3-" in wheel.name) is not free_threaded
+        assert (f"-{'cp315-abi3.abi3t' if abi == 'abi3t' else 'cp39-abi3'}-" in wheel.name) is bool(abi)
 
 
 def test_symbols():
