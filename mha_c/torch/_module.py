@@ -6,7 +6,6 @@ operations in the book's order.  A call of a small layer takes about ten microse
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Optional, overload
 
 import numpy as np
@@ -22,10 +21,10 @@ from .._decoder.steps import Decodes, DecodingLayer
 from .._layer.lacks import lacking, why_not
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
-from ._call import core, general, ops
+from ._call import core, general
 from ._call.checks import lengths_of_causal
 from ._call.children import Layout, all_plain
-from ._call.choice import GENERAL, OPERATOR, choose, parts_for_core
+from ._call.choice import choose, in_one_call, parts_for_core
 from ._call.inputs import checked_inputs, materialize
 from ._call.records import Parameters
 from ._decoder.decoding import KeyValueCache, Steps
@@ -257,20 +256,22 @@ class AttentionModule(DecodingModule, Viewable):
         if not plain:
             return general.by_the_book(self, inputs, lens, training, projected, steps)
         way, parts = choose(self, queries, keys, values, lens)
-        if parts is not None and way is not GENERAL:
-            parts = parts.for_projected() if projected else parts
-            if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
-                return ops.call(self, parts, inputs, lens, training)
-            parts, of_one_type = parts.in_one_type(inputs)
-            with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
-                return core.call(self, parts, of_one_type, lens, training, steps, queries.dtype)
+        parts = parts.for_projected() if parts is not None and projected else parts
+        found = in_one_call(self, way, parts, inputs, lens, training, steps)
+        if found is not None:
+            return found
         return general.by_torch(self, inputs, (valid_lens, causal), training, projected, steps)
 
-    def _lines(self, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
-        """The call as the book writes it: one part after the other."""
+    def _lines(self, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
+        """The call as the book writes it: one part after the other.
+
+        projected   keys and values have been through W_k and W_v already
+        """
         raise NotImplementedError
 
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:
+        if valid_lens is None:
+            return nn.functional.softmax(scores, dim=-1)
         return masked_softmax(scores, valid_lens, empty_rows=self.empty_rows)  # type: ignore[arg-type]
 
     @property
@@ -284,7 +285,7 @@ class AttentionModule(DecodingModule, Viewable):
 
     @attention_weights.setter
     def attention_weights(self, value: Any) -> None:
-        self._last = Assigned(value)
+        self.__dict__["_last"] = Assigned(value)
 
     @attention_weights.deleter
     def attention_weights(self) -> None:

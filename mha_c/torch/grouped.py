@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
+from torch.nn import functional as F
 
 from .. import grouped as of_numpy
 from .._arguments import calls, scalars
@@ -20,12 +21,14 @@ from .._decoder.steps import Decodes
 from ._call import core
 from ._call.children import Layout, Parts
 from ._call.choice import parts_for_core
+from ._call.formulas import visible_keys
 from ._call.inputs import check_projected
 from ._call.records import AttentionCall, Parameters
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._heads import AttendsHeads
 from ._module import DecodingModule, leaf_of_a_graph
+from ._private import fused_attention
 from ._tensors import FLOATS, elsewhere, recorded_or_transformed
 from ._twins import twin
 from ._weights.last import in_steps
@@ -48,11 +51,27 @@ class RotatesHeads(AttendsHeads, DecodingModule):
     def _joined(self, q: Tensor, k: Tensor, v: Tensor, valid_lens: Any, causal: Any, projected: bool = False) -> Tensor:
         """(B, Q, H * D), of q (B, Q, H, D) and k, v (B, K, Hkv, D); projected: k is rotated already."""
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        if self.rope:
+        if self.rope and self._rotates_as_made():
             turn = turns(k) if k.shape[2] >= q.shape[2] else turns(q)
             q, k = turned(q, turn), k if projected else turned(k, turn)
+        elif self.rope:
+            q, k = self._rope(q), k if projected else self._rope(k)
         lens = None if valid_lens is None else torch.as_tensor(valid_lens).clone()  # the caller may change it
-        return self._attended(AttentionCall(lens, causal), q, k, v).transpose(1, 2).flatten(2)
+        if fused_attention is None or F.scaled_dot_product_attention is fused_attention:
+            return self._attended(AttentionCall(lens, causal), q, k, v).transpose(1, 2).flatten(2)
+        self.__dict__["_last"] = None  # a program has put its own function there: nobody has seen its weights
+        return F.scaled_dot_product_attention(q, k, v, **self._options(q, k, lens, causal)).transpose(1, 2).flatten(2)
+
+    def _rope(self, x: Tensor) -> Tensor:
+        """x (B, H, T, D), rotated by the positions 0, 1, ...; a program may put its own under this name of the book."""
+        return turned(x, turns(x))
+
+    def _rotates_as_made(self) -> bool:
+        return type(self)._rope is RotatesHeads._rope and "_rope" not in self.__dict__
+
+    def _options(self, q: Tensor, k: Tensor, lens: Any, causal: Any) -> dict[str, Any]:
+        """What the book's lines give to scaled_dot_product_attention behind q, k, v."""
+        raise NotImplementedError
 
     def _heads(self, inputs: Any) -> Any:
         """q (B, Q, H, D) and k, v (B, K, Hkv, D), by the children."""
@@ -64,6 +83,8 @@ class RotatesHeads(AttendsHeads, DecodingModule):
 
     def _step(self, cache: Any, inputs: Any, valid_lens: Any) -> Tensor:
         """A call with a cache: by the core if it can read all parts, else by the children."""
+        if self.rope and not self._rotates_as_made():
+            raise ValueError("a cache rotates each step at its own position, which this layer's own _rope cannot")
         steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(
             num_heads=(self.num_heads, self._kv_heads()), turn=self._turn if self.rope else None
         )
@@ -163,7 +184,7 @@ class GQAAttention(RotatesHeads):
         kv = project(self, keys, values, valid_lens)
         if self.rope:
             heads = kv._keys.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
-            kv._keys = turned(heads, turns(heads)).transpose(1, 2).flatten(2)
+            kv._keys = self._rope(heads).transpose(1, 2).flatten(2)
         return kv
 
     @calls.checks_names
@@ -206,6 +227,12 @@ class GQAAttention(RotatesHeads):
 
     def _corner(self, valid_lens: Any, causal: Any) -> Any:
         return of_numpy.corner(self.causal, valid_lens, causal)
+
+    def _options(self, q: Tensor, k: Tensor, lens: Any, causal: Any) -> dict[str, Any]:
+        alone = lens is None and causal != "bottom_right"
+        mask = None if alone else visible_keys(q, k, lens, causal=causal)
+        mask = None if mask is None else mask.expand(*mask.shape[:2], q.shape[2], -1)
+        return {"attn_mask": mask, "is_causal": alone and causal is not None, "enable_gqa": True}
 
     def _check_looks_back(self, causal: Causal = None) -> None:
         check_causal_steps(causal)
@@ -287,6 +314,9 @@ class CausalAttention(RotatesHeads):
 
     def _corner(self, valid_lens: Any, causal: Any) -> Any:
         return "top_left"
+
+    def _options(self, q: Tensor, k: Tensor, lens: Any, causal: Any) -> dict[str, Any]:
+        return {"is_causal": True}
 
     def _heads(self, inputs: Any) -> Any:
         return self.W_qkv(inputs[0]).unflatten(2, (3, self.num_heads, -1)).unbind(2)

@@ -13,6 +13,7 @@ import needs
 import third_generation
 from mha_c import torch as mt
 from notebook import additive, equal_under_patch, multi_head, numbers, same_under_patch
+from quantized import Int8Linear, Packed4bit
 
 pytestmark = pytest.mark.usefixtures("float64")  # so that rounding is far below what is looked for
 LENS = {"items": torch.tensor([3, 2]), "queries": torch.tensor([[1, 2, 3, 5], [2, 4, 1, 1]]), "none": None}
@@ -258,30 +259,28 @@ def test_scores_of_a_query_that_sees_one_key_have_no_gradient(d2l, how, lens):
     equal_under_patch(d2l, notebook)
 
 
+@pytest.mark.parametrize("hooked", [True, False])
+def test_heads_of_ones_own_are_split_in_the_books_order(hooked):
+    """Each projection, then its heads: who prints shapes in both sees them as in the book."""
+
+    def notebook(d2l):
+        class Own(d2l.MultiHeadAttention):
+            def transpose_qkv(self, X):
+                order.append(0)
+                return 2 * super().transpose_qkv(X)
+
+        torch.manual_seed(0)
+        order, layer = [], Own(8, 2, 0.0)
+        layer(*inputs(), None)
+        for number, child in enumerate(layer.children(), 1):
+            if hooked:
+                child.register_forward_hook(lambda *_, number=number: order.append(number))
+        return [*called(layer, LENS["items"]), torch.tensor(order)]
+
+    equal_under_patch(needs.d2l("1.0.3"), notebook)
+
+
 # --- Weights that are not what they seem ------------------------------------------------------------------------------
-
-
-class Int8Linear(nn.Linear):
-    """As Linear8bitLt of bitsandbytes: an nn.Linear with weights of another type, and a `forward` that knows them."""
-
-    def __init__(self, old):
-        super().__init__(old.in_features, old.out_features, bias=False)
-        self.scale = old.weight.detach().abs().max() / 127
-        self.weight = nn.Parameter((old.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False)
-
-    def forward(self, x):
-        return x @ (self.weight.to(x.dtype) * self.scale).T
-
-
-class Packed4bit(Int8Linear):
-    """As Linear4bit: the weight has another shape, too."""
-
-    def __init__(self, old):
-        super().__init__(old)
-        self.weight = nn.Parameter(self.weight.detach().reshape(-1, 1), requires_grad=False)
-
-    def forward(self, x):
-        return x @ (self.weight.to(x.dtype).reshape(self.out_features, -1) * self.scale).T
 
 
 def replaced(layer, make, *names):
@@ -391,61 +390,3 @@ def test_a_plain_first_call_calls_no_projection(d2l, monkeypatch):
             layer(*inputs(), LENS["items"])
         assert [one for one in seen if isinstance(one, nn.Linear)] == []
         assert all(type(child) in (nn.Linear, nn.Dropout) for child in layer.modules() if not list(child.children()))
-
-
-# --- Layers of the third generation -----------------------------------------------------------------------------------
-
-
-def grouped(ours):
-    """(theirs, ours, number of inputs) of both layers, with the same weights."""
-    torch.manual_seed(3)
-    theirs = third_generation.GQAAttention(8, 4, 2), third_generation.GPT.CausalAttention(8, 2)
-    found = mt.GQAAttention(8, 4, 2), mt.CausalAttention(8, 2)
-    for a, b in zip(found, theirs):
-        a.load_state_dict(b.state_dict())
-    return found if ours else theirs
-
-
-def of_grouped(layer, lens):
-    x = numbers(2, 5, 8).requires_grad_()
-    out = layer(x, x, x, lens)
-    learned = [x, *(p for p in layer.parameters() if p.requires_grad)]
-    return [out, *torch.autograd.grad(out.square().sum(), learned)]
-
-
-@pytest.mark.parametrize("how", ["hooks", "Int8Linear", "Packed4bit", "brought", "embedding", "pre-hook"])
-def test_grouped_layers(how):
-    needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
-    outcomes, events = [], []
-    for ours in (False, True):
-        found, seen = [], []
-        for layer in grouped(ours):
-            for name, child in list(layer.named_children()):
-                if how == "hooks":
-                    child.register_forward_hook(lambda module, args, out, seen=seen: seen.extend((*args, out)))
-                elif how == "brought":
-                    whole = nn.Parameter(child.weight.detach(), requires_grad=False)
-                    child.weight = nn.Parameter(whole.to("meta"), requires_grad=False)
-                    child.register_forward_pre_hook(lambda m, args, whole=whole: setattr(m, "weight", whole))
-                elif how == "pre-hook" and name in ("W_q", "W_qkv"):
-                    child.register_forward_pre_hook(lambda m, args: (torch.cat((args[0], args[0]), -1),))
-                elif how in ("Int8Linear", "Packed4bit"):
-                    setattr(layer, name, globals()[how](child))
-            lens = torch.tensor([3, 5])
-            x = numbers(2, 5, 8)
-            if how in ("embedding", "pre-hook") and not hasattr(layer, "W_q"):
-                continue  # the original reads the features of X itself
-            if how == "embedding":  # of weights as long as sentences: the original reads a third axis of queries
-                layer.W_q = nn.Sequential(
-                    nn.Flatten(0), nn.Embedding.from_pretrained(numbers(4, 8)), nn.Unflatten(0, (2, 5))
-                )
-                found += [layer(torch.tensor([[0, 3, 1, 2, 2], [1, 1, 0, 3, 0]])[..., None], x, x, lens)]
-            elif how == "pre-hook":
-                found += [layer(x[..., :4], x, x, lens)]
-            else:
-                found += of_grouped(layer, lens)
-        outcomes.append(found)
-        events.append(seen)
-    for a, b in zip(outcomes[1] + events[1], outcomes[0] + events[0]):
-        torch.testing.assert_close(a + 0, b)
-    assert len(events[0]) == len(events[1]) and (events[0] or how != "hooks")

@@ -102,11 +102,11 @@ has_first_methods(const reading *r, PyObject *layer, PyObject *state)
     return 1;
 }
 
-/* 1 if it is a tensor whose numbers the core may take: a subclass may have operations of its own. */
+/* 1 if it is a tensor of a type that the layout allows (none named: any): a subclass may have operations of its own. */
 static int
 is_tensor(const reading *r, PyObject *tensor)
 {
-    int found = 0;
+    int found = PyTuple_Size(r->part[TENSORS]) == 0;
 
     for (Py_ssize_t i = 0; i < PyTuple_Size(r->part[TENSORS]); i++) {
         found |= (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(r->part[TENSORS], i);

@@ -12,7 +12,7 @@ from ..._core import layer_parts
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from .._tensors import FLOATS, common_type, exporting, is_compiling
 from .packed import Packed
-from .records import Parameters
+from .records import Parameters, new_record
 
 
 class Layout(NamedTuple):
@@ -26,7 +26,7 @@ class Layout(NamedTuple):
     all_hooks: tuple[dict[Any, Any], ...]
     hooks: tuple[str, ...]
     words: tuple[str, ...]
-    tensors: tuple[type, ...]  # types of parameters
+    tensors: tuple[type, ...]  # types of parameters; none: any
     record: type[Parameters]
 
     @classmethod
@@ -42,6 +42,13 @@ class Layout(NamedTuple):
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "inplace", "_frozen"
         types = Tensor, nn.Parameter
         return cls(slots, inner, nn.Linear, dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, Parameters)
+
+    def of_any_tensors(self) -> Any:
+        return new_record(Layout, (*self[:8], (), self.record))
+
+    def of_attention(self) -> Any:
+        """For attention alone: the projections are called one by one."""
+        return new_record(Layout, (attention_slots(self.slots), *self[1:]))
 
 
 class Parts(NamedTuple):
@@ -71,25 +78,32 @@ class Parts(NamedTuple):
         return self._replace(parameters=self.parameters.for_projected(), packed=packed)
 
 
-def standard_parts(module: Any) -> Optional[Parts]:
-    """The parts of a layer; None where one call cannot replace the calls of all children."""
+def attention_slots(slots: Any) -> Any:
+    """Those of `Layout.slots` whose children are not projections: attention itself reads them."""
+    return tuple(slot for slot in slots if slot[0] > 3)
+
+
+def standard_parts(module: Any, attention_alone: bool = False) -> Optional[Parts]:
+    """The parts of a layer, or of its attention; None where one call cannot replace the calls of all children."""
     if is_compiling():
-        return parts_in_python(module)
-    found = layer_parts(module, module._layout)
-    return parts_in_python(module) if found is None else Parts._make(found)  # it takes parameters of any class
+        return parts_in_python(module, attention_alone)
+    layout = module._layout.of_any_tensors()
+    found = layer_parts(module, layout.of_attention() if attention_alone else layout)
+    return None if found is None else Parts._make(found)
 
 
-def parts_in_python(module: Any) -> Optional[Parts]:
+def parts_in_python(module: Any, attention_alone: bool = False) -> Optional[Parts]:
     """`layer_parts` for compilers, which must see each check in Python code; without packed weights."""
     inner = plain_attention(module)
-    parameters = None if inner is None else plain_parameters(module)
+    parameters = None if inner is None else plain_parameters(module, attention_alone)
     return None if parameters is None else Parts(parameters, inner.__dict__, inner._modules.get("dropout"), None)
 
 
-def plain_parameters(module: Any) -> Optional[Parameters]:
+def plain_parameters(module: Any, attention_alone: bool = False) -> Optional[Parameters]:
     """The parameters of the layer's linear children; None where one of them does something else than its class."""
     found: list[Any] = [None] * 9
-    for slot, name in _layout_in_python(type(module), exporting())[1]:
+    slots = _layout_in_python(type(module), exporting())[1]
+    for slot, name in attention_slots(slots) if attention_alone else slots:
         linear = module._modules.get(name)
         if type(linear) is not nn.Linear or is_changed(linear):
             return None

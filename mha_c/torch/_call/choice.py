@@ -12,11 +12,16 @@ A call with a cache, or with projected keys, is one of these with other keys.  m
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Optional
 
+from torch import Tensor
+
+from ..._arguments.core_refusals import PackedForOthers
 from ..._core import layer_parts
 from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu, watched
 from .._tensors import PLAIN, elsewhere, exporting, is_compiling
+from . import core, ops
 from .children import Parts, standard_parts
 
 CORE, OPERATOR, GENERAL = "core", "operator", "general"
@@ -27,22 +32,45 @@ WHY = {
 }
 
 
-def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Any:
+def parts_for_core(module: Any, queries: Any, keys: Any, values: Any, layout: Any = None) -> Any:
     """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
     if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or is_compiling():
         return None
-    return layer_parts(module, module._layout) if quickly_on_cpu(queries) and not watched() else None
+    return layer_parts(module, layout or module._layout) if quickly_on_cpu(queries) and not watched() else None
 
 
-def choose(module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> tuple[str, Optional[Parts]]:
-    """(the way of a call with these inputs, the Parts of the layer that it reads or None)."""
-    parts = None if elsewhere(valid_lens) else parts_for_core(module, queries, keys, values)
+def choose(
+    module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, attention_alone: bool = False
+) -> tuple[str, Optional[Parts]]:
+    """(the way of a call with these inputs, the Parts of the layer that it reads or None).
+
+    attention_alone   the inputs have been through the projections
+    """
+    found = standard_parts(module, attention_alone)
+    if found is None:
+        return GENERAL, None
+    layout = module._layout.of_attention() if attention_alone else None
+    parts = None if elsewhere(valid_lens) else parts_for_core(module, queries, keys, values, layout)
     if parts is not None:
         return CORE, Parts._make(parts)
-    found = standard_parts(module)
-    if is_compiling() and not exporting() and found is not None and has_operators and on_cpu(queries):
+    if is_compiling() and not exporting() and has_operators and on_cpu(queries):
         return (GENERAL if any_overridden(queries, keys, values) else OPERATOR), found
     return GENERAL, found
+
+
+def in_one_call(
+    module: Any, way: str, parts: Optional[Parts], inputs: Any, valid_lens: Any, training: Optional[bool],
+    steps: Any = None,
+) -> Optional[Tensor]:  # fmt: skip
+    """The output by the way that `choose` has chosen; None where torch's operations must compute it."""
+    if parts is None or way is GENERAL:
+        return None
+    if way is OPERATOR and steps is None:  # a compiler leaves a call with a cache to Python
+        return ops.call(module, parts, inputs, valid_lens, training)
+    parts, of_one_type = parts.in_one_type(inputs)
+    with suppress(BufferError, PackedForOthers):  # no plain memory: negated, zeros never written, a transform's
+        return core.call(module, parts, of_one_type, valid_lens, training, steps, inputs[0].dtype)
+    return None
 
 
 def looked_at(*inputs: Any) -> bool:

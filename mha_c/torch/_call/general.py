@@ -15,14 +15,13 @@ from torch import Tensor
 
 from ..._arguments import calls
 from ..._arguments.options import core_corner
-from .._private import unflatten
 from .._tensors import exporting, is_compiling
 from .._weights.last import in_steps, last_of
 from . import formulas
 from .attention import attend
 from .checks import lengths_of_causal
-from .children import is_plain, plain_attention
-from .choice import looked_at
+from .children import standard_parts
+from .choice import choose, in_one_call, looked_at
 from .dropout import rate
 from .inputs import check_call, checked_inputs, children_of
 from .records import AttentionCall, AttentionTensors
@@ -30,13 +29,18 @@ from .records import AttentionCall, AttentionTensors
 # --- The book's lines ---------------------------------------------------------------------------------------
 
 
-def multi_head(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
+def multi_head(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
     queries, keys, values = inputs
-    queries = layer.transpose_qkv(layer.W_q(queries))
-    keys = layer.transpose_qkv(W_k(keys))
-    values = layer.transpose_qkv(W_v(values))
-    if _drops_as_the_core(layer, (queries, keys, values), training):
-        return layer.W_o(layer.transpose_output(_by_heads(layer, (queries, keys, values), valid_lens, training)))
+    in_one = standard_parts(layer, True) is not None  # nothing but projections is replaced: no heads are needed
+    heads = _as_they_are if in_one else layer.transpose_qkv
+    queries = heads(layer.W_q(queries))
+    keys = heads(keys if projected else layer.W_k(keys))
+    values = heads(values if projected else layer.W_v(values))
+    if in_one:
+        output = _attention(layer, (queries, keys, values), valid_lens, training)
+        if output is not None:
+            return layer.W_o(output)
+        queries, keys, values = map(layer.transpose_qkv, (queries, keys, values))
     if valid_lens is not None:
         valid_lens = torch.as_tensor(valid_lens).repeat_interleave(layer.num_heads, dim=0)
     mode = {} if training is None else {"training": training}
@@ -44,24 +48,18 @@ def multi_head(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool
     return layer.W_o(layer.transpose_output(output))
 
 
-def _drops_as_the_core(layer: Any, heads: Any, training: Optional[bool]) -> bool:
-    """Whether the attention inside is a plain one that drops weights.
-
-    What is dropped depends on item and head, so such a call must know its heads: in the book's call they are items.
-    """
-    inner = plain_attention(layer)
-    return inner is not None and bool(rate(inner.dropout, training)) and not looked_at(*heads)
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows
 
 
-def _by_heads(layer: Any, heads: Any, valid_lens: Any, training: Optional[bool]) -> Tensor:
-    """The results (B*H, Q, d) of the plain attention inside, whose call has an axis for the heads."""
-    q, k, v = (unflatten(x, 0, (-1, layer.num_heads)) for x in heads)
-    inner = layer.attention
-    call = AttentionCall(valid_lens, dropout=float(rate(inner.dropout, training)), empty_rows=inner.empty_rows)
-    return _kept(inner, call, AttentionTensors(q, k, v), (True, True)).flatten(0, 1)
+def _attention(layer: Any, projected: Any, valid_lens: Any, training: Optional[bool]) -> Optional[Tensor]:
+    """The attention of all heads, joined, in one call, where nothing but projections is replaced; else None."""
+    queries, keys, values = projected
+    way, parts = choose(layer, queries, keys, values, valid_lens, attention_alone=True)
+    return in_one_call(layer, way, parts, projected, valid_lens, training)
 
 
-def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
+def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
     queries, keys, values = inputs
     if queries.shape[-1] == 0:
         scores = formulas.dot_product_scores(queries, keys)
@@ -70,15 +68,12 @@ def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[boo
     return _attended(layer, scores, values, valid_lens, training)
 
 
-def additive(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], W_k: Any, W_v: Any) -> Tensor:
+def additive(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
     queries, keys, values = inputs
-    queries, keys = layer.W_q(queries), W_k(keys)
-    plain = is_plain(layer.w_v) and layer.w_v.bias is None and plain_attention(layer) is not None
-    if plain and not looked_at(queries, keys, values, layer.w_v.weight):  # what is left needs no array of all features
-        q, k, v = (x[:, None] for x in (queries, keys, values))
-        tensors = AttentionTensors(q, k, v, layer.w_v.weight.squeeze(0))
-        call = AttentionCall(valid_lens, dropout=float(rate(layer.dropout, training)), empty_rows=layer.empty_rows)
-        return _kept(layer, call, tensors, (False, W_k is _as_it_is))[:, 0]
+    queries, keys = layer.W_q(queries), keys if projected else layer.W_k(keys)
+    output = _attention(layer, (queries, keys, values), valid_lens, training)  # without an array of all features
+    if output is not None:
+        return output
     scores = layer.w_v(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
     return _attended(layer, scores, values, valid_lens, training)
 
@@ -98,30 +93,30 @@ def by_the_book(
     projected  keys and values have been through W_k and W_v already
     steps      the `decoding.Steps` of a call with a cache
     """
-    queries, keys, values = inputs
-    children = children_of(layer, projected)
-    W_k, W_v = (children.get(slot, _as_it_is) for slot in (1, 2))
     if layer._last is not None:
         layer.__dict__["_last"] = None  # perhaps assigned
     if is_compiling():
-        return layer._lines(inputs, valid_lens, training, W_k, W_v)
+        return layer._lines(inputs, valid_lens, training, projected)
     try:
         if steps is None:
-            return layer._lines(inputs, valid_lens, training, W_k, W_v)
+            return layer._lines(inputs, valid_lens, training, projected)
         if not steps.in_order():
             return steps.one_by_one(lambda one, rows: by_the_book(layer, rows, None, training, False, one), inputs)
-        seen = steps.appended(W_k(keys), W_v(values))
-        return layer._lines((queries, *seen[:2]), seen.valid_lens, training, _as_it_is, _as_it_is)
+        seen = steps.appended(*_rows(layer, inputs))
+        return layer._lines((inputs[0], *seen[:2]), seen.valid_lens, training, True)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if steps is None and calls.is_of_a_library(error):
             lens = valid_lens if hasattr(layer._inner(), "_layout") else None
+            queries, keys, values = inputs
             queries, keys, values = checked_inputs(type(layer).__name__, queries, keys, values, lens)
-            check_call(layer, children, queries, keys, values, lens)
+            check_call(layer, children_of(layer, projected), queries, keys, values, lens)
         raise
 
 
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
+def _rows(layer: Any, inputs: Any) -> Any:
+    """What a call with a cache appends: keys and values, through W_k and W_v where the layer has these."""
+    children = children_of(layer, False)
+    return [children[slot](x) if slot in children else x for slot, x in enumerate(inputs) if slot > 0]
 
 
 # --- torch's operations -------------------------------------------------------------------------------------
@@ -138,8 +133,7 @@ def by_torch(
     children, empty_rows = children_of(layer, projected), layer.empty_rows
     valid_lens = check_call(layer, children, queries, keys, values, valid_lens if steps is None else None)
     if steps is not None:
-        rows = (W(x) if W else x for W, x in zip(map(children.get, (1, 2)), (keys, values)))
-        seen = steps.appended(*rows)
+        seen = steps.appended(*_rows(layer, inputs))
         keys, values, valid_lens = seen[:3]
         projected, children, empty_rows = True, children_of(layer, True), "zero"
     elif valid_lens is not None or corner is not None:
