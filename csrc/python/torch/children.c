@@ -198,10 +198,10 @@ read_layer(reading *r, PyObject *layer)
         inner = plain_state(r, get(r, modules, PyTuple_GetItem(r->part[INNER], 0)), PyTuple_GetItem(r->part[INNER], 1));
         modules = get(r, inner, r->word[MODULES]);
     }
-    if (plain && r->part[DROPOUT] != Py_None) { /* `get` would clear the error of a read that failed */
+    if (r->part[DROPOUT] != Py_None) {
         dropout = get(r, modules, r->word[DROPS]);
         /* In place it would change attention_weights. */
-        plain &= get(r, plain_state(r, dropout, r->part[DROPOUT]), r->word[INPLACE]) == Py_False;
+        plain = plain && get(r, plain_state(r, dropout, r->part[DROPOUT]), r->word[INPLACE]) == Py_False;
     }
     if (!plain) {
         return NULL;
