@@ -118,9 +118,21 @@ def test_a_picture_writes_its_numbers(play, state, key, texts):
     assert {text: written.count(text) for text in texts} == texts
 
 
-@pytest.mark.parametrize(("language", "first"), [("en", "Pooling by distance"), ("de", "Mitteln nach Abstand")])
+def test_a_phone_names_the_words_that_a_row_asks_for(play):
+    """The text speaks of a word and the next one; a row that has no room for both has the next one behind an arrow."""
+    shown = play("ch=heads", 390)
+    shown.browser.run(WATCH)
+    shown.press("ArrowDown")
+    shown.settle()
+    assert {"→ la", "→ voiture"} <= {*shown.browser.run("return window.written")}
+
+
+@pytest.mark.parametrize(
+    ("language", "first"), [("en", "Pooling by distance"), ("de", "Mitteln nach Abstand"), ("zh", "按距离汇聚")]
+)
 def test_the_lecture_ends_with_what_was_seen(play, language, first):
     shown = play(f"ch=cost&lang={language}", 1024)
+    assert not re.search("[。！？] .", shown.text(".mhac-says")), "no space behind a full stop in Chinese"
     shown.browser.size(1024, 768)
     shown.press("8")
     shown.browser.until(lambda: shown.run("return R.activeElement && R.activeElement.className") == "mhac-summary")
