@@ -73,28 +73,27 @@ PAGES = {
     "For contributors": FOR_CONTRIBUTORS,
 }
 MARKS = re.compile(r"[`*_|\\\\]")
-# What readers search for, and the page that answers: the first hit.
+# The page that answers, and what readers search for: it is the first hit.
 SEARCHED = {
-    "how fast": "benchmarks/README", "exact": "docs/accuracy", "how exact": "docs/accuracy",
-    "see weights": "docs/heat-maps", "attention weights": "docs/heat-maps", "heat map": "docs/heat-maps",
-    "heatmap": "docs/heat-maps", "heatmaps": "docs/heat-maps", "visualize attention": "docs/heat-maps",
-    "attention map": "docs/heat-maps", "plot attention weights": "docs/heat-maps",
-    "replace d2l": "docs/from-d2l", "speed up": "docs/from-d2l", "install": "docs/start", "windows": "docs/start",
-    "valid_lens": "docs/masks", "mask": "docs/masks", "causal mask": "docs/masks", "padding mask": "docs/masks",
-    "look-ahead mask": "docs/masks", "attention_mask": "docs/masks", "attn_mask": "docs/masks",
-    "src_mask": "docs/masks", "key_padding_mask": "docs/masks",
-    "colab": "docs/colab", "google colab": "docs/colab", "gpu": "docs/colab", "cuda": "docs/colab",
-    "slow": "docs/your-own-attention", "my own attention": "docs/your-own-attention",
-    "custom attention": "docs/your-own-attention", "my own class": "docs/your-own-attention",
-    "convert": "docs/your-own-attention", "which line is wrong": "docs/check", "debug": "docs/check",
-    "exercise": "docs/check", "batch_first": "docs/from-torch", "MultiheadAttention": "docs/from-torch",
-    "need_weights": "docs/from-torch", "scaled_dot_product_attention": "docs/from-torch",
-    "bertviz": "docs/from-bertviz", "transformerlens": "docs/from-bertviz", "circuitsvis": "docs/from-bertviz",
-    "lecture": "docs/lecture", "slides": "docs/lecture", "QR code": "docs/lecture", "homework": "docs/grading",
-    "grade": "docs/grading", "autograder": "docs/grading", "prune": "docs/heads", "head_mask": "docs/heads",
-    "which heads matter": "docs/heads", "interpretability": "docs/heads", "step by step": "docs/seeing",
-    "playground": "docs/browser", "chinese": "docs/zh/start", "慢": "docs/zh/start", "热图": "docs/zh/start",
-    "掩码": "docs/zh/start", "因果掩码": "docs/zh/start", "哪一行错了": "docs/zh/start",
+    "docs/start": "install, windows, wheel",
+    "docs/colab": "colab, google colab, gpu, cuda",
+    "docs/from-d2l": "replace d2l, speed up",
+    "docs/from-torch": "batch_first, MultiheadAttention, need_weights, scaled_dot_product_attention",
+    "docs/from-bertviz": "bertviz, transformerlens, circuitsvis",
+    "docs/masks": "valid_lens, mask, causal mask, padding mask, look-ahead mask, upper triangular mask, tril, "
+    "attention_mask, attn_mask, src_mask, key_padding_mask",
+    "docs/heat-maps": "see weights, attention weights, heat map, heatmap, heatmaps, visualize attention, visualise, "
+    "visualization, attention map, plot attention weights",
+    "docs/heads": "prune, head_mask, which heads matter, interpretability",
+    "docs/check": "which line is wrong, debug, exercise",
+    "docs/your-own-attention": "slow, my own attention, my model is slow, custom attention, my own class, convert",
+    "docs/seeing": "step by step",
+    "docs/lecture": "lecture, slides, QR code",
+    "docs/grading": "homework, grade, autograder, exam, quiz",
+    "docs/browser": "playground",
+    "docs/zh/start": "chinese, 慢, 热图, 掩码, 因果掩码, 哪一行错了, 快, 作业, 教学",
+    "benchmarks/README": "how fast",
+    "docs/accuracy": "exact, how exact",
 }  # fmt: skip
 TAKE_ALONG = """{{download}}`This notebook as a file </files/{name}.ipynb>`, without results and with all data that it
 reads: for Jupyter, Colab or JupyterLite."""
@@ -235,7 +234,7 @@ def lay_out():
         else:
             text = site_links(path.read_text(encoding="utf-8"), path.parent)
             page = str(path.relative_to(SOURCE).with_suffix(""))
-            words = [word for word, answer in SEARCHED.items() if answer == page]
+            words = SEARCHED[page].split(", ") if page in SEARCHED else []
             index = "".join(f"```{{index}} ! {word}\n```\n\n" for word in words)  # one directive takes one main entry
             path.write_text(index + notebooks.with_address(text), encoding="utf-8")
     for path in (SOURCE / "examples" / "notebooks").glob("*.md"):
@@ -351,7 +350,7 @@ def unfound():
         return
     browser = Browser(*programs)
     try:
-        for word, page in SEARCHED.items():
+        for word, page in [(word, page) for page, words in SEARCHED.items() for word in words.split(", ")]:
             browser.open(f"{(SITE / 'search.html').as_uri()}?q={quote(word)}")
             hits = [re.split("[?#]", link)[0] for link in browser.wait(LISTED)]
             if hits[:1] != [f"{page}.html"]:
