@@ -7,21 +7,24 @@ import re
 from typing import Any
 
 OTHERS = {  # the book's names, and others for the same
-    "queries": "query q hidden decoder_hidden dec_hidden decoder_state hidden_state",
+    "queries": "query q hidden decoder_hidden dec_hidden decoder_state hidden_state 查询 クエリ 쿼리",
     "keys": "key k encoder_outputs encoder_output encoder_out enc_outputs enc_output enc_out encoder_hidden_states "
-    "encoder_states encoder_hidden enc_hidden enc_states memory context annotations features",
-    "values": "value v",
-    "X": "x input inputs scores score s a logits hidden_states",
-    "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths",
-    "w_v": "wv", "num_heads": "n_heads heads h H nhead n_head nheads num_head num_attention_heads head_num",
+    "encoder_states encoder_hidden enc_hidden enc_states memory context annotations features 键 キー 키",
+    "values": "value v 值 バリュー 밸류 값",
+    "X": "x input inputs scores score s a logits hidden_states スコア",
+    "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths 有效长度 有効長",
+    "w_v": "wv v_a va v_t vt w_a",
+    "num_heads": "n_heads heads h H nhead n_head nheads num_head num_attention_heads head_num 头数 ヘッド数 헤드수",
     "num_kv_heads": "n_kv_heads n_kv_head kv_heads num_key_value_heads num_kv_groups n_kv",
     "head_dim": "d_k dim_head d_head head_size dim_per_head per_head_dim d_keys depth head_width",
-    "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim d_out n_embd emb_dim embed_size",
+    "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim emb d_out n_embd emb_dim "
+    "embed_size",
     "max_len": "max_length context_length block_size",
     "query_size": "d d_k", "key_size": "", "value_size": "",
     "dropout": "dropout_p drop p dropout_rate attn_dropout dropout_prob attn_drop", "bias": "use_bias qkv_bias",
 }  # fmt: skip
 HEADS = ("num_heads", *OTHERS["num_heads"].split())
+_MORE_HEADS = re.compile("(n|num|number|count)?_?(of_)?((attn|attention|self|q|query)_)?(h|heads?)(_?(num|count))?")
 _WRITTEN_IN_C = {"scaled_dot_product_attention": ("query", "key", "value", "attn_mask")}  # no signature tells these
 
 # Words of a weight's name that say nothing: W_q, fc_q, linear_q, q_lin, to_q, w_qs, query_projection are one.
@@ -30,7 +33,8 @@ _FILL = (
     "transform in u mapping mappings maps projector"
 ).split()
 _ROOTS = {
-    "q": "q qs wq wqs uq query queries", "k": "k ks wk wks uk key keys", "v": "v vs wv wvs uv value values val",
+    "q": "q qs wq wqs uq query queries toqueries toquery toq", "k": "k ks wk wks uk key keys tokeys tokey tok",
+    "v": "v vs wv wvs uv value values val tovalues tovalue tov",
     "o": "o wo w0 out outs output outputs concat final unify unifyheads combine merge joint",
     "qkv": "qkv wqkv", "kv": "kv wkv",
 }  # fmt: skip
@@ -49,6 +53,18 @@ def books_name(name: str, wanted: list[str]) -> str:
         if each.startswith("W_") and root_of(name) == each[2:]:
             return each
     return ""
+
+
+def heads_of(layer: Any) -> int:
+    """The number of heads that a layer's attributes say; 0 where they say none."""
+    held = {name: x for name, x in getattr(layer, "__dict__", {}).items() if _counts(x)}
+    found: list[Any] = [x for name in HEADS for x in [getattr(layer, name, None)] if _counts(x)]
+    found += [x for name, x in held.items() if _MORE_HEADS.fullmatch(re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())]
+    return int(found[0]) if found else 0
+
+
+def _counts(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x > 0
 
 
 def root_of(name: str) -> str:

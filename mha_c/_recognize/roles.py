@@ -16,9 +16,12 @@ _ROLES = {
     "offset": "offset|start|start_pos(ition)?|pos(ition)?_offset|past(_len(gth)?)?|cache_len(gth)?|pos_start|shift"
     "|kv_offset|q_offset|num_past|prefix_len|begin|start_index|first",
     "positions": "positions?|pos|position_ids|token_positions?|pos_ids|input_pos|indices|idx|t|ts|timesteps|steps",
-    "base": "base|theta|rope_theta|freq_base|rope_base",
+    "cos": "cos(ines?)?(_?(cached?|tables?|emb|values?|q|pos))?",
+    "sin": "sin(es?)?(_?(cached?|tables?|emb|values?|q|pos))?",
+    "cis": "(freqs?_?|pos_?)?(cis|complex)",
+    "base": "base|theta|(rope|freq|theta)_?(base|theta)|base_freq(uency)?|max_period",
     "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
-    "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see",
+    "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
 _FLAG = re.compile(
     "caus|mask|future|autoregress|decod|lower|tri", re.IGNORECASE
@@ -35,8 +38,8 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
     """{parameter of a call: what it is for}.
 
     One of the wanted names of the book; "valid_lens", "mask" or "causal", wanted or not, since they may hide keys;
-    "window", "chunk_size", "offset", "positions", "base"; "-" for what hides no key, such as dropout; "" for
-    a name that says nothing.
+    "window", "chunk_size", "offset", "positions", "base"; "cos", "sin", "cis": tables of rotations; "-" for what hides
+    no key, such as dropout; "" for a name that says nothing.
     """
     found = parameters(mine)
     if not found:
@@ -65,6 +68,12 @@ def arguments(mine: Any) -> dict[str, str]:
     return {name: role if role in (*wanted, "valid_lens", "mask") else "" for name, role in roles(mine, wanted).items()}
 
 
+def is_flag(parameter: inspect.Parameter) -> bool:
+    """Whether it is True or False, and its name says that it hides keys, as causal=False does."""
+    name = parameter.name.lower().replace("use_", "")
+    return isinstance(parameter.default, bool) and bool(_FLAG.search(name)) and not _HARMLESS.search(name)
+
+
 def says_lengths(name: str) -> bool:
     """Whether a parameter's name is one of lengths."""
     return bool(books_name(name, ["valid_lens"]) or re.fullmatch(_ROLES["valid_lens"], name.lower()))
@@ -74,7 +83,7 @@ def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
     """What the name alone tells; "" if it tells nothing."""
     name = parameter.name.lower()
     if isinstance(parameter.default, bool):
-        return "causal" if _FLAG.search(name) and not _HARMLESS.search(name) else "-"
+        return "causal" if is_flag(parameter) else "-"
     book = books_name(parameter.name, wanted)
     if book:
         return book

@@ -57,7 +57,10 @@ class Leaf(NamedTuple):
 def leaves_of(layer: Any) -> Iterator[Leaf]:
     """What a layer holds that can be weights, in its order."""
     if not hasattr(layer, "named_parameters"):
-        for name, held in vars(layer).items():
+        every = [(name, held) for name, held in vars(layer).items() if not isinstance(held, (list, tuple))]
+        lists = [(name, held) for name, held in vars(layer).items() if isinstance(held, list)]
+        every += [(f"{name}.{i}", x) for name, held in lists for i, x in enumerate(held)]
+        for name, held in every:
             owner, path = (held, f"{name}.weight") if hasattr(held, "weight") else (None, name)
             stored = held if owner is None else held.weight
             if len(getattr(stored, "shape", ())) in (1, 2, 3):
@@ -186,9 +189,11 @@ def write(layer: Any, path: str, new: Any) -> None:
     """Write an array into an attribute: into the numbers of a tensor, in the place of an array."""
     owner, _, name = path.rpartition(".")
     owner = at(layer, owner)
-    old = getattr(owner, name)
+    old = at(owner, name)
     new = np.asarray(new).reshape(tuple(old.shape))
     if hasattr(old, "detach"):
         old.data.copy_(old.data.new_tensor(new))
+    elif isinstance(owner, list):
+        owner[int(name)] = np.array(new, old.dtype)
     else:
         setattr(owner, name, np.array(new, old.dtype))

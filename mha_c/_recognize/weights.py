@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from .names import HEADS, OTHERS, root_of
+from .names import OTHERS, heads_of, root_of
 from .stored import PER_HEAD, Leaf, Part, as_it_was, at, bias_of, leaves_of, paths, place, shape_of, stored_in, write
 
 MULTI_HEAD = "W_q", "W_k", "W_v", "W_o"
@@ -124,7 +124,9 @@ class _Held:
         return self._number("num_heads"), self._number("num_kv_heads")
 
     def _number(self, name: str) -> Optional[int]:
-        names = HEADS if name == "num_heads" else (name, *OTHERS[name].split())
+        if name == "num_heads":
+            return heads_of(self.layer) or None
+        names = (name, *OTHERS[name].split())
         found = (getattr(self.layer, each, None) for each in names)
         return next((x for x in found if isinstance(x, int) and not isinstance(x, bool) and x > 0), None)
 

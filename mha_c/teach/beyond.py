@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments.arrays import is_tensor
-from .making import is_open
+from .making import is_open, plain
 from .mistakes import function
 from .probes import Inputs
 from .rounds import Run, equal, is_misshapen, output
-from .student import plain
 from .words import say
 
 _MANY = (64, 32, 16)  # keys; a layer may have room for fewer
@@ -24,15 +23,19 @@ _WITHOUT_KEYS = (*_TABLES, "transpose_qkv", "transpose_output")
 
 def beyond(run: Run, form: str) -> list[tuple[str, str]]:
     """Ids and words of what a right run has beside the book's function."""
-    found = []
-    if run.student.layers is not None and run.student.kind not in _TABLES:
-        names = _extra(run, form)
-        if names:
-            words = say("extra_parameter", names=", ".join(names[:3]), kind=run.student.kind)
-            found.append(("extra_parameter", words))
+    found = extra(run, form)
     if run.student.kind not in _WITHOUT_KEYS:
         found += _of_many_keys(run, form)
     return found
+
+
+def extra(run: Run, form: str) -> list[tuple[str, str]]:
+    """Id and words of parameters that are no weight of the book, and matter."""
+    if run.student.layers is None or run.student.kind in _TABLES:
+        return []
+    names = _extra(run, form)
+    words = say("extra_parameter", names=", ".join(names[:3]), kind=run.student.kind)
+    return [("extra_parameter", words)] if names else []
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------

@@ -59,14 +59,15 @@ def window(queries, keys, values, window, mask=1):
     return softmax(scores, axis=-1) @ values
 
 
-def chunked(queries, keys, values, chunk_size):
+def chunked(queries, keys, values, chunk_size, mask=1):
     d = queries.shape[-1]
     steps = np.arange(keys.shape[1])
+    seen = np.tri(queries.shape[1], len(steps), dtype=bool) & mask
     top, total, output = -np.inf, 0, 0
     for start in range(0, len(steps), chunk_size):
         chunk = steps[start : start + chunk_size]
         scores = queries @ keys[:, chunk].swapaxes(1, 2) / np.sqrt(d)
-        scores = np.where(steps[: queries.shape[1], None] >= chunk, scores, -1e6)
+        scores = np.where(seen[..., chunk], scores, -1e6)
         new_top = np.maximum(top, scores.max(axis=-1, keepdims=True))
         rescale = np.exp(top - new_top)
         weights = np.exp(scores - new_top)

@@ -8,7 +8,9 @@ from typing import Any, Optional
 from .._arguments.calls import refuses_at_the_call
 from . import masks
 from .answers import Answer
-from .beyond import beyond
+from .beyond import beyond, extra
+from .choices import choices, with_biases
+from .choices import left as left_of_constructor
 from .explaining import explanation, is_right
 from .kinds import reason
 from .making import Unmade
@@ -22,11 +24,12 @@ from .rounds import (
     rounds,
     run_of,
     runs,
-    student_of,
     takes_masks,
     untried,
 )
 from .student import Round, Student, gradients_recorded
+from .students import student_of
+from .together import together
 from .verdicts import known, random, right, unknown, unmade
 from .words import said, say
 
@@ -89,15 +92,15 @@ def check(
     """
     if mask is not None and mask not in masks.MEANS:
         raise ValueError(said('mask must be "attend", "hide" or "add", got {mask!r}', mask=mask))
-    student = student_of(mine, kind, weights)
     notes = []
-    if kind is None and reason(mine):
-        notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
-    with gradients_recorded():
-        try:
+    try:
+        student = student_of(mine, kind, weights)
+        if kind is None and reason(mine):
+            notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
+        with gradients_recorded():
             return _compared(student, mask, notes)
-        except Unmade as error:
-            return unmade(student, error, notes)
+    except Unmade as error:
+        return unmade(mine, error, notes)
 
 
 def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answer:
@@ -115,16 +118,27 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
             masked = [run for run, _ in found if run.way.mask is not None]
             one = _right_run([run_of(student, asked._replace(beside=x.asked.parameter), x.way) for x in masked])
         if one is None:
-            answer = _wrong(tried, means, notes)
+            more = [say("note_chosen", choice=f"{asked.parameter}=True")] if asked.role == "flag" and found else []
+            answer = _wrong(tried, [*notes, *more])
             one = _right_run(in_other_layouts(tried[0], _equals)) if answer.mistakes == ["unknown"] else None
             if one is None:
                 return answer
+        found.append(one)
+    for made_with, made, asked in choices(student):
+        tried = runs(made, asked, means, _equals)
+        one = _right_run(tried)
+        if one is None:
+            return _wrong(tried, [*notes, say("note_chosen", choice=made_with)])
         found.append(one)
     unknown_names = untried(student)
     for name in list(unknown_names):
         if not takes_masks(student):
             break
-        forms = (f"{student.kind}_of_mask",) if student.kind in OF_LENS else found[0][0].asked.forms
+        forms = (
+            (f"{student.kind}_of_mask",)
+            if student.kind in OF_LENS and not student.is_chunked
+            else found[0][0].asked.forms
+        )
         one = _right_run(runs(student, Round(forms, "mask", name), means, _equals))
         if one is not None:
             found.append(one)
@@ -132,7 +146,11 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
             notes = [*notes, say("note_unknown_used", argument=name)]
     first = next((pair for pair in found if pair[0].asked.role != "flag"), found[0])
     left = [("untried", say("untried", argument=name)) for name in unknown_names]
-    return right(found, [*left, *beyond(*first)], notes)
+    left += [("untried", say("untried_made", argument=name)) for name in left_of_constructor(student)]
+    for made in with_biases(student):
+        left += extra(run_of(made, first[0].asked, first[0].way), first[1])
+    apart, more = together(found)
+    return right(found, [*apart, *left, *beyond(*first)], [*notes, *more])
 
 
 def _errors(tried: list[Run]) -> float:
@@ -151,12 +169,12 @@ def _right_run(tried: list[Run]) -> Optional[tuple[Run, str]]:
     return next(((run, form) for run in tried for form in [_equals(run)] if form), None)
 
 
-def _wrong(tried: list[Run], means: Optional[str], notes: list[str]) -> Answer:
+def _wrong(tried: list[Run], notes: list[str]) -> Answer:
     for run in tried[:2]:
         again = [run.student(inputs, run.way, run.asked).output for inputs in run.probes]
         if not all(equal(one, two) for one, two in zip(run.outcomes, again)):
             return random(run, notes)
     found = explanation(tried)
     if found is not None and found.mistakes:
-        return known(found, means, notes)
+        return known(found, notes)
     return unknown(tried[0], notes)

@@ -11,9 +11,10 @@ import numpy as np
 from .answers import NEAR
 from .mistakes import Mistake, function, hiding_with, known, subtracting
 from .probes import Inputs
-from .rounds import OF_LENS, Run, equal, is_misshapen, output
+from .rounds import OF_LENS, Run, equal, is_misshapen, output, steps_of
 
 _HIDE_ROWS = ("softmax_axis", "mask_off_by_one", "mask_inverted")  # mistakes that may hide a whole row
+_ANY = "(-np.inf)"  # what masks write, where a row without keys may give what it likes
 _PAIRED = 36  # of the likeliest mistakes each two are tried together
 
 
@@ -51,10 +52,21 @@ def _hides(run: Run) -> bool:
 
 
 def explanation(runs: Sequence[Run]) -> Optional[Explained]:
-    """The likeliest mistake, or two, that explain all outcomes of a run; else all but errors, else all of one form."""
+    """The likeliest mistake that explains all outcomes of a run; else all of one form; else two mistakes, or all but
+    errors."""
     runs = [run for run in runs if not run.asked.role or _hides(run)]
     lesser: dict[str, Explained] = {}
-    for form, mistakes, fill in _candidates(runs):
+    found = _first(_one(runs), runs, lesser)
+    if found is None and not lesser:
+        found = next(filter(None, map(_within_a_form, runs)), None)
+    return found or _first(_two(runs), runs, lesser) or lesser.get("numbers") or lesser.get("shapes")
+
+
+def _first(
+    candidates: Iterator[tuple[str, Sequence[Mistake], str]], runs: Sequence[Run], lesser: dict[str, Explained]
+) -> Optional[Explained]:
+    """The first candidate that explains all; `lesser` gets those that explain less."""
+    for form, mistakes, fill in candidates:
         made = function(form, mistakes, fill)
         if made is None:
             continue
@@ -62,29 +74,39 @@ def explanation(runs: Sequence[Run]) -> Optional[Explained]:
         for run in runs:
             if fill == "-np.inf" and not _has_nan(run):
                 continue
-            tier, left = _explains(made, outputs, run)
+            tier, left = _explains(made, outputs, run, fill == _ANY)
             if tier == "all":
                 return Explained(run, form, mistakes)
             if tier and tier not in lesser:
                 lesser[tier] = Explained(run, form, mistakes, left)
-    found = lesser.get("numbers") or lesser.get("shapes")
-    return found or next(filter(None, map(_within_a_form, runs)), None)
+    return None
 
 
-def _candidates(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
-    forms = runs[0].asked.forms if runs else ()
+def _known_to(runs: Sequence[Run]) -> tuple[dict[str, list[Mistake]], list[str]]:
+    """The mistakes of each form, and what masks may write."""
+    heads = any("heads" in run.way.layout or "num_kv_heads" in inputs for run in runs for inputs in run.probes)
     fills = ["-1e6", "-np.inf"] if any(map(_has_nan, runs)) else ["-1e6"]
+    return {form: _singles(form, heads) for form in (runs[0].asked.forms if runs else ())}, fills
+
+
+def _one(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
+    singles, fills = _known_to(runs)
+    forms = [*singles]
     for form, fill in itertools.product(forms, fills):
         yield from ((form, (), fill) for _ in range(fill != "-1e6"))
-        yield from ((form, (each,), fill) for each in _singles(form) if each.id != "mask_ignored")
+        yield from ((form, (each,), fill) for each in singles[form] if each.id != "mask_ignored")
     for form in forms:
         # Where a row hides all its keys, what is added to the scores leaves their differences.
         added = "X - 1e9" if forms[0].endswith("_of_mask") or forms[0] in OF_LENS else "scores - 1e9"
-        yield from ((form, (each,), added) for each in _singles(form) if each.id in _HIDE_ROWS)
+        yield from ((form, (each,), fill) for each in singles[form] if each.id in _HIDE_ROWS for fill in (added, _ANY))
         yield from ((form, (each,), "-1e6") for each in _small_fills(runs, form))
-        yield from ((form, (each,), "-1e6") for each in _singles(form) if each.id == "mask_ignored")
-    for form, fill in itertools.product(forms, fills):
-        single = _singles(form)[: _PAIRED if len(forms) > 1 else None]
+        yield from ((form, (each,), "-1e6") for each in singles[form] if each.id == "mask_ignored")
+
+
+def _two(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
+    singles, fills = _known_to(runs)
+    for form, fill in itertools.product(singles, fills):
+        single = singles[form][: _PAIRED if len(singles) > 1 else None]
         two = itertools.combinations(range(len(single)), 2)
         yield from ((form, (single[i], single[j]), fill) for i, j in sorted(two, key=sum))
 
@@ -121,19 +143,20 @@ def _least(made: Any, inputs: Inputs, got: Any) -> Optional[float]:
     while step > 1e-4 and distance(best) > NEAR / 10:
         best = min((best - step, best, best + step), key=distance)
         step /= 2
+        if distance(best) > 40 * step:  # too far for what is left of the way
+            return None
     return best if best < -0.01 and distance(best) < NEAR else None
 
 
 def _hides_a_key(inputs: Inputs) -> bool:
-    return isinstance(inputs.get("mask", inputs.get("valid_lens")), np.ndarray) or (
-        inputs.get("mask") is True
-        and ("valid_lens" not in inputs and "queries" in inputs and inputs["queries"].shape[-2] > 1)
-    )
+    hiding, first = inputs.get("mask", inputs.get("valid_lens")), inputs.get("queries", inputs.get("X"))
+    assert first is not None
+    return isinstance(hiding, np.ndarray) or (hiding is True and first.shape[-2] > 1)
 
 
-def _singles(form: str) -> list[Mistake]:
+def _singles(form: str, heads: bool) -> list[Mistake]:
     """The known mistakes, mask_ignored last: a mask that is given in the wrong way may have no effect, either."""
-    found = known(form)
+    found = known(form, heads)
     return sorted(found, key=lambda each: each.id == "mask_ignored")
 
 
@@ -141,7 +164,7 @@ def _has_nan(run: Run) -> bool:
     return any(outcome.output is not None and np.isnan(outcome.output).any() for outcome in run.outcomes)
 
 
-def _explains(made: Any, outputs: dict[int, Any], run: Run) -> tuple[str, list[int]]:
+def _explains(made: Any, outputs: dict[int, Any], run: Run, any_row: bool) -> tuple[str, list[int]]:
     """("all" | "numbers" | "shapes" | "", the probes that are left).
 
     "all": it has the same outcomes, errors too; "numbers": the same where neither raises an error; "shapes": the same
@@ -151,8 +174,12 @@ def _explains(made: Any, outputs: dict[int, Any], run: Run) -> tuple[str, list[i
     met, differs, tier = 0, False, "all"
     for i, (inputs, outcome, right) in enumerate(zip(run.probes, run.outcomes, run.right)):
         if id(inputs) not in outputs:
-            outputs[id(inputs)] = output(made, inputs)
+            outputs[id(inputs)] = output(made, _as_given(run, inputs))
         got = outputs[id(inputs)]
+        if any_row and got is not None and outcome.output is not None and got.shape == outcome.output.shape:
+            if np.isnan(got).all():  # it says nothing
+                continue
+            got = np.where(np.isnan(got), outcome.output, got)
         if got is None or outcome.error is not None:
             if not (got is None and outcome.error is not None):
                 tier = "numbers" if tier == "all" else tier
@@ -163,6 +190,14 @@ def _explains(made: Any, outputs: dict[int, Any], run: Run) -> tuple[str, list[i
         else:
             return "", []
     return (tier if met > 1 and differs else ""), left
+
+
+def _as_given(run: Run, inputs: Inputs) -> Inputs:
+    """A probe with the mask that hides nothing, where one is needed."""
+    if inputs.get("mask") is not True or run.asked.role != "mask" or run.asked.parameter in run.student.optional:
+        return inputs
+    mask = np.ones(steps_of(inputs), dtype=bool)
+    return {**inputs, "mask": mask[:, None] if run.student.kind == "grouped" else mask}
 
 
 # ---- forms of lengths and masks --------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ class Way(NamedTuple):
     layout: str = "batch"
     weights: int = 0  # which of the ways to read a layer's weights
     mask: Optional[MaskWay] = None
-    batched: bool = False  # positions have a batch axis
+    batched: bool = False  # positions, or tables of rotations, have a batch axis
+    tables: str = ""  # of rotations: a number for each pair; "halves", "pairs": for each feature, laid so
 
     @property
     def dtype(self) -> str:

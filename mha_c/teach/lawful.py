@@ -15,8 +15,9 @@ from .making import Unmade
 from .masks import CannotSay
 from .mistakes import KINDS
 from .probes import Inputs
-from .rounds import as_mask, may_be_a_mask, probes_for, rounds, run_of, runs, student_of
+from .rounds import as_mask, may_be_a_mask, probes_for, rounds, run_of, runs
 from .student import WEIGHTS, Round, Student, gradients_recorded, own_line
+from .students import student_of
 from .words import said
 
 Run = Callable[[Inputs], Any]
@@ -125,17 +126,17 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
     >>> teach.laws(lambda X, valid_lens: X, "masked_softmax").broken
     ['rows_sum_to_1', 'lengths_hide']
     """
-    student = student_of(mine, kind)
     with gradients_recorded():
-        asked = rounds(student)[0]
         try:
+            student = student_of(mine, kind)
+            asked = rounds(student)[0]
             tried = runs(student, asked)[:_WAYS]
             if may_be_a_mask(asked):
                 tried += runs(student, as_mask(asked))[:_WAYS]
         except Unmade as error:
             cause = error.__cause__ or error
             example = f"{type(cause).__name__}: {cause}  {own_line(cause)}"
-            return Laws(student.name, [Law("made", said("a layer can be made"), False, example)])
+            return Laws(mine.__name__, [Law("made", said("a layer can be made"), False, example)])
         every = [found(student, run.way, run.asked) for run in tried]
         # What a mask means is not told: the way that breaks the fewest laws is meant.
         return Laws(student.name, min(every, key=lambda laws: sum(not law.holds for law in laws)))

@@ -6,22 +6,24 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from .._arguments.arrays import is_tensor
-from .._recognize import HEADS, Weights, books_name, weights_of
+from .._recognize import Weights, books_name, heads_of, weights_of
 from .probes import Inputs, Sizes
 from .words import said
 
 # Names of a constructor's arguments; the first that fits.
 _SIZES = {
-    "query_size": "d_in in_features input_dim in_dim d_input dim_in in_size input_size enc_dim dec_dim dec_hid_dim",
-    "key_size": "kdim enc_hid_dim encoder_dim d_key",
-    "value_size": "vdim d_value",
+    "query_size": "query_dim q_dim dim_q d_q d_query d_in in_features input_dim in_dim d_input dim_in in_size "
+    "input_size enc_dim dec_dim dec_hid_dim",
+    "key_size": "key_dim k_dim kdim enc_hid_dim encoder_dim d_key",
+    "value_size": "value_dim v_dim vdim d_value",
     "num_hiddens": "d_out attn_dim attention_dim out_dim units features channels embed_dimension embedding_dim n_units "
-    "embed d_attn size",
+    "embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
     "num_heads": "num_attention_heads nh n_attention_heads",
     "max_len": "context_length block_size max_seq_len max_seq_length seq_len n_ctx max_length max_position n_positions "
     "context_len ctx_len max_position_embeddings max_sequence_length t t_max length",
@@ -45,12 +47,14 @@ class Making(NamedTuple):
     query_size: int
     key_size: int
     value_size: int
+    num_kv_heads: int = 0  # 0: as many as there are heads
 
     def known(self, for_positions: bool = False) -> dict[str, Any]:
         """By the book's names."""
         each_head = max(self.num_hiddens // max(self.num_heads, 1), 1)
         return {
-            **self._asdict(), "num_kv_heads": self.num_heads, "max_len": 64, "dropout": 0.5, "bias": False,
+            **self._asdict(), "num_kv_heads": self.num_kv_heads or self.num_heads,
+            "max_len": 64, "dropout": 0.5, "bias": False,
             "head_dim": self.query_size if for_positions else each_head,
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
         }  # fmt: skip
@@ -59,11 +63,16 @@ class Making(NamedTuple):
 class _Config(dict):  # type: ignore[type-arg]
     """A configuration that answers by whatever name a size is asked for: config.n_embd, config["emb_dim"]."""
 
-    def __missing__(self, name: str) -> Any:
-        found = _name_of(name)
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        super().__init__(known)
+        vars(self)["asked"] = set()  # the book's names of what was asked for
+
+    def __getitem__(self, name: str) -> Any:
+        found = name if name in self else _name_of(name)
         if not found:
             raise KeyError(name)
-        return self[found]
+        self.asked.add(found)
+        return super().__getitem__(found)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -95,13 +104,32 @@ class Unmade(Exception):
     """The student's constructor raises an error, which is the cause of this one."""
 
 
-def make(mine: Any, sizes: Making, for_positions: bool = False) -> Any:
-    """A layer of a class, in evaluation mode."""
-    known = sizes.known(for_positions)
+def constructor_parameters(mine: Any) -> list[inspect.Parameter]:
+    """Of a class; none where it does not say."""
     try:
-        wanted = list(inspect.signature(mine).parameters.values())
+        return list(inspect.signature(mine).parameters.values())
     except (TypeError, ValueError):
-        wanted = []
+        return []
+
+
+def asks_for(mine: Any, name: str) -> bool:
+    """Whether a class's constructor takes what the book calls so, or finds it in its configuration."""
+    if not isinstance(mine, type):
+        return False
+    wanted = constructor_parameters(mine)
+    if any(_name_of(each.name) == name for each in wanted):
+        return True
+    config = _Config(Making(8, 2, 8, 8, 8).known())
+    if any(each.name.lower() in _CONFIGS for each in wanted):
+        with suppress(Exception):
+            mine(**{each.name: config for each in wanted if each.name.lower() in _CONFIGS})
+    return name in config.asked
+
+
+def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional[Mapping[str, Any]] = None) -> Any:
+    """A layer of a class, in evaluation mode; `chosen` are arguments of the constructor beside sizes."""
+    known = sizes.known(for_positions)
+    wanted = constructor_parameters(mine)
     given: dict[str, Any] = {}
     names = {parameter.name: _name_of(parameter.name) for parameter in wanted}
     if "query_size" not in names.values() and list(names.values()).count("num_hiddens") == 2:
@@ -118,9 +146,14 @@ def make(mine: Any, sizes: Making, for_positions: bool = False) -> Any:
                         and not isinstance(parameter.default, bool) and "*" not in str(parameter)):  # fmt: skip
             given[parameter.name] = known[name]
     try:
-        return evaluating(mine(**given))
+        return evaluating(mine(**{**given, **(chosen or {})}))
     except Exception as error:
         raise Unmade from error
+
+
+def plain(x: Any) -> Any:
+    """A tensor as an array; anything else as it is."""
+    return x.detach().cpu().double().numpy() if is_tensor(x) else x
 
 
 def evaluating(layer: Any) -> Any:
@@ -155,8 +188,10 @@ def is_open(weight: Any) -> bool:
 class Layers:
     """The layers that one student is asked with: copies of a layer, or what a class makes for each size."""
 
-    def __init__(self, mine: Any, kind: str, wanted: tuple[str, ...], weights: Mapping[str, str]) -> None:
-        self.mine, self.kind, self.wanted = mine, kind, wanted
+    def __init__(
+        self, mine: Any, kind: str, wanted: tuple[str, ...], weights: Mapping[str, str], chosen: Mapping[str, Any]
+    ) -> None:
+        self.mine, self.kind, self.wanted, self.chosen = mine, kind, wanted, chosen
         self.given, self.is_class = dict(weights), isinstance(mine, type)
         self._made: dict[Any, Any] = {} if self.is_class else {None: copied(mine)}
         self._read: dict[int, list[Weights]] = {}
@@ -170,7 +205,7 @@ class Layers:
         sizes = self._making(inputs)
         if sizes not in self._made:
             try:
-                self._made[sizes] = make(self.mine, sizes, self.kind in ("positional_encoding", "rope"))
+                self._made[sizes] = make(self.mine, sizes, self.kind in ("positional_encoding", "rope"), self.chosen)
             except Unmade as error:
                 self._made[sizes], self._failed = None, error
         layer = self._made[sizes]
@@ -188,13 +223,17 @@ class Layers:
         first: Any = inputs.get("queries", inputs.get("X"))
         widths = [inputs.get(name, first).shape[-1] for name in ("queries", "keys", "values")]
         hiddens = inputs["W_q"].shape[1] if "W_q" in inputs else widths[0]
-        return Making(hiddens, inputs.get("num_heads", 1), *widths)
+        q, k, v = widths
+        return Making(hiddens, inputs.get("num_heads", 1), q, k, v, inputs.get("num_kv_heads", 0))
 
     def _fits(self, layer: Any, inputs: Inputs) -> bool:
         if not self.wanted:
             return self.kind != "positional_encoding" or _width_of_table(layer) in (0, inputs["X"].shape[-1])
         sizes = self.weights(layer)[0].sizes(layer)
-        return all(0 in size or size == _shape(inputs[name]) for name, size in sizes.items() if name in inputs)
+        groups = inputs.get("num_heads", 1) // inputs.get("num_kv_heads", inputs.get("num_heads", 1))
+        shared = {"W_k": groups, "W_v": groups}  # heads of a group share one
+        wide = {name: (size[0], size[1] * shared.get(name, 1)) for name, size in sizes.items()}
+        return all(0 in size or size == _shape(inputs[name]) for name, size in wide.items() if name in inputs)
 
     def weights(self, layer: Any) -> list[Weights]:
         """The ways to read its weights; TypeError where there is none."""
@@ -260,6 +299,21 @@ class Layers:
         read.clear_biases(layer)
 
 
+def holds_triangle(layer: Any) -> bool:
+    """Whether a layer, or a part of it, keeps a triangular mask."""
+    parts = layer.modules() if callable(getattr(layer, "modules", None)) else [layer]
+    held = [x for part in parts for x in {**vars(part), **getattr(part, "_buffers", {})}.values()]
+    tables = [np.asarray(plain(x)) for x in held if isinstance(x, np.ndarray) or is_tensor(x)]
+    squares = [x.reshape(-1, *x.shape[-2:])[0] for x in tables if x.ndim > 1 and 1 < x.shape[-1] == x.shape[-2]]
+    return any(len(np.unique(x)) == 2 and (_is_triangle(x) or _is_triangle(x.T)) for x in squares)
+
+
+def _is_triangle(x: Any) -> bool:
+    """Whether the corner below the diagonal, or nearly it, holds one number and the rest the other."""
+    past = x == x[-1, 0]
+    return any(np.array_equal(past, np.tri(len(x), k=k, dtype=bool)) for k in (-2, -1, 0, 1))
+
+
 def widths(layer: Any) -> list[int]:
     """The widths of inputs that what a layer keeps may belong to, the likeliest first."""
     held = {**vars(layer), **getattr(layer, "_buffers", {})}
@@ -287,9 +341,7 @@ def _agrees(sizes: dict[str, tuple[int, int]]) -> bool:
 
 def number_of_heads(layer: Any) -> int:
     """What a layer, or a layer's method, says of it; 0 where it says nothing."""
-    owner = getattr(layer, "__self__", layer)
-    found = (getattr(owner, name, None) for name in HEADS)
-    return next((x for x in found if isinstance(x, int) and not isinstance(x, bool)), 0)
+    return heads_of(getattr(layer, "__self__", layer))
 
 
 def _shape(x: Any) -> tuple[int, int]:

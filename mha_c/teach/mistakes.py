@@ -48,6 +48,7 @@ _ROTARY = ("softmax", "causal", *_HEADS, "causal_multi_head_rope")
 FORMS = {
     **KINDS,
     "chunked": ("chunked",),
+    "chunked_all": ("chunked",),  # not causal
     "additive_weights": (*_MASKED, "additive_weights"),
     "rope_halves": ("rope_halves",),
     "causal_multi_head_rope": (*_ROTARY, "rope"),
@@ -56,7 +57,8 @@ FORMS = {
 _BY_MASK = "masked_softmax=masked_softmax_of_mask"
 for _form in ("masked_softmax", "dot_product", "additive", "additive_weights", "multi_head"):
     FORMS[f"{_form}_of_mask"] = tuple(_BY_MASK if each == "masked_softmax" else each for each in FORMS[_form])
-_ROOTS = {"causal_multi_head_rope_halves": "causal_multi_head_rope"}
+_PAST = "np.tri(queries.shape[1], len(steps), dtype=bool)"
+_ROOTS = {"chunked_all": "chunked", "causal_multi_head_rope_halves": "causal_multi_head_rope"}
 # How a function with lengths reads where a mask takes their place.
 _OF_MASK = [("valid_lens=None", "mask=1"), ("valid_lens is not None", "np.ndim(mask) > 0"), ("valid_lens", "mask")]
 
@@ -151,14 +153,16 @@ def root(form: str) -> str:
     return _ROOTS.get(form, form.replace("_of_mask", ""))
 
 
-def known(form: str) -> list[Mistake]:
-    """The mistakes that can be made in a kind, or in a form of it."""
+def known(form: str, heads: bool = False) -> list[Mistake]:
+    """The mistakes that can be made in a kind, or in a form of it; `heads`: also those of heads that the book's kind
+    does not have: of its own, or that share keys."""
     written = {each.rpartition("=")[2] for each in FORMS[form]}
     return [
         each
         for each in MISTAKES
         if all(change.where in written for change in each.changes)
         and (not each.alone or each.changes[0].where in (root(form), form))
+        and (heads or not any(re.search("num_kv_heads|heads = 2", change.instead) for change in each.changes))
     ]
 
 
@@ -201,6 +205,9 @@ def sources(form: str, mistakes: Sequence[Mistake] = ()) -> Optional[dict[str, s
         if texts[where].count(line) != 1:
             return None
         texts[where] = texts[where].replace(line, instead)
+    if form == "chunked_all":
+        every = _PAST.replace("np.tri(queries.shape[1], len(steps)", "np.ones((queries.shape[1], len(steps))")
+        texts = {written: text.replace(_PAST, every) for written, text in texts.items()}
     for one, other in _OF_MASK if form.endswith("_of_mask") else ():
         texts = {written: text.replace(one, other) for written, text in texts.items()}
     return {name: texts[written].replace(f"def {written}(", f"def {name}(") for written, name in names.items()}

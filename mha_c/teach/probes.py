@@ -41,7 +41,9 @@ _MULTI_HEAD = [(4, 4, 4, 4, 2), (4, 4, 4, 4, 2), (6, 6, 6, 6, 2), (4, 4, 4, 4, 2
 def probes(kind: str, sizes: Optional[Sizes] = None) -> list[Inputs]:
     """The probes of a kind; with `sizes`, those that fit a layer whose sizes are given."""
     kind, of_mask, _ = kind.partition("_of_mask")
-    kind = {"rope_halves": "rope", "additive_weights": "additive"}.get(kind, kind.partition("_rope")[0])
+    kind = {"rope_halves": "rope", "additive_weights": "additive", "chunked_all": "chunked"}.get(
+        kind, kind.partition("_rope")[0]
+    )
     made = _probes(kind, sizes)
     if not of_mask:
         return made
@@ -131,8 +133,7 @@ def _along_time(kind: str, number: int, made: Inputs) -> Inputs:
     more: Inputs = {"chunk_size": [1, 2, 2, 2, 3, 3][number]} if kind == "chunked" else {}
     if kind == "window":
         more = {"window": [1, 2, 2, 3, 2, 2][number]}
-    if kind != "chunked":
-        more["mask"] = _late_mask(number, 6, batch, queries, keys)
+    more["mask"] = _late_mask(number, 6, batch, queries, keys)
     return {**made, **more, **({"offset": keys - queries} if kind == "causal" else {})}
 
 
@@ -171,7 +172,8 @@ def _weights(numbers: Any, size: Sizes) -> Inputs:
         if 0 < size.num_kv_heads < heads:
             by_heads = made[name].reshape(inputs, heads, -1)[:, :: heads // size.num_kv_heads]
             made[name] = np.repeat(by_heads, heads // size.num_kv_heads, axis=1).reshape(inputs, -1)
-    return {**made, "W_o": numbers(wide, size.out or hiddens), "num_heads": heads}
+    made.update(W_o=numbers(wide, size.out or hiddens), num_heads=heads)
+    return {**made, "num_kv_heads": size.num_kv_heads} if 0 < size.num_kv_heads < heads else made
 
 
 def _of_one_array(kind: str, sizes: Optional[Sizes], numbers: Any) -> list[Inputs]:

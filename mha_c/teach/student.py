@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import linecache
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +21,10 @@ import numpy as np
 
 from .._arguments.arrays import is_tensor
 from .._recognize import parameters
-from .._recognize.roles import roles
+from .._recognize.roles import is_flag, roles
 from . import book
 from .forms import Way, joined, parts
-from .making import Layers, number_of_heads
+from .making import Layers, asks_for, constructor_parameters, number_of_heads, plain
 from .masks import CannotSay
 from .probes import Inputs, Sizes, probes
 from .words import said
@@ -36,8 +37,10 @@ WEIGHTS = {
     "multi_head": ("W_q", "W_k", "W_v", "W_o"),
     "causal_multi_head": ("W_q", "W_k", "W_v", "W_o"),
 }
+_TABLES = ("cos", "sin", "cis")
 _BY_NAME_ALONE = {
     "causal": ("mask", "offset"),
+    "chunked": ("mask",),
     "window": ("mask",),
     "grouped": ("mask",),
     "causal_multi_head": ("mask",),
@@ -80,7 +83,8 @@ class Round(NamedTuple):
     """One comparison: the book's functions that a student may be, and the parameter that hides keys in it."""
 
     forms: tuple[str, ...]
-    role: str = ""  # "lens", "mask", "flag", "window", or "" where nothing is hidden
+    # "lens", "mask", "flag", "window", "made" (by a constructor); "second": the keys of a pair; "": nothing is hidden
+    role: str = ""
     parameter: str = ""
     beside: str = ""  # a parameter with the same mask, without which a flag is refused
 
@@ -88,8 +92,10 @@ class Round(NamedTuple):
 class Student:
     """One implementation: what it takes, the layers that it is, and its outcome for a probe."""
 
-    def __init__(self, mine: Any, kind: str, weights: Optional[Mapping[str, str]] = None) -> None:
-        self.mine, self.kind = mine, kind
+    def __init__(
+        self, mine: Any, kind: str, weights: Optional[Mapping[str, str]] = None, chosen: Optional[Inputs] = None
+    ) -> None:
+        self.mine, self.kind, self.weights = mine, kind, weights
         name = getattr(mine, "__name__", type(mine).__name__)
         self.name = "function" if name == "<lambda>" else name
         self.is_class = isinstance(mine, type)
@@ -97,10 +103,14 @@ class Student:
         self.has_weights = kind in WEIGHTS and self.is_layer
         self.arguments = self._books(kind)
         self.takes = roles(mine, self.arguments)
-        self.is_chunked = kind == "causal" and "chunk_size" in self.takes.values()
+        self.is_chunked = kind in ("causal", "dot_product") and "chunk_size" in self.takes.values()
         if self.is_chunked:
             self.arguments = self._books("chunked")
             self.takes = roles(mine, self.arguments)
+        if kind == "rope":
+            self._take_pairs()
+        elif kind != "causal_multi_head":
+            self.takes = {name: "-" if role in _TABLES else role for name, role in self.takes.items()}
         taken = {*self.takes.values()}
         self.optional = {each.name for each in parameters(mine) if each.default is not each.empty}
         self.unknown = [
@@ -112,7 +122,10 @@ class Student:
         self.attends_to_itself = "queries" in self.arguments and not {"keys", "values"} & taken
         self.values_are_keys = "keys" in taken and "values" in self.arguments and "values" not in taken
         wanted = WEIGHTS.get(kind, ())
-        self.layers = Layers(mine, kind, wanted if self.has_weights else (), weights or {}) if self.is_layer else None
+        flags = constructor_parameters(mine) if self.is_class and kind in CAUSAL else []
+        self.chosen = {**{each.name: True for each in flags if is_flag(each)}, **(chosen or {})}  # of a constructor
+        held = wanted if self.has_weights else ()
+        self.layers = Layers(mine, kind, held, weights or {}, self.chosen) if self.is_layer else None
         if not self.has_weights and wanted:
             self._check_weights_as_arguments(wanted)
         self.sizes = self._sizes()
@@ -123,6 +136,20 @@ class Student:
         every = list(inspect.signature(getattr(book, kind)).parameters)
         held = (*WEIGHTS[kind], "num_heads") if self.has_weights else ()
         return [each for each in every if each not in (*held, *_BY_NAME_ALONE.get(kind, ()))]
+
+    def _take_pairs(self) -> None:
+        """Queries and keys that are turned in one call: both are X."""
+        for theirs in self.takes:
+            found = re.fullmatch("x?_?(q|k)(uer(y|ies)|eys?)?(_?(states?|heads?))?", theirs.lower())
+            if found and theirs != next(iter(self.takes)):
+                self.takes[theirs] = "second"
+            elif found:
+                self.takes[theirs] = "X"
+        if "second" in self.takes.values():  # what is told by place comes after both
+            rest = [
+                name for name, role in self.takes.items() if role == "offset" and not re.search("off|start|pos", name)
+            ]
+            self.takes.update(dict.fromkeys(rest, ""))
 
     def _check_weights_as_arguments(self, wanted: tuple[str, ...]) -> None:
         """The last, W_o or w_v, may be forgotten."""
@@ -141,7 +168,9 @@ class Student:
         if self.layers is None:
             heads = number_of_heads(self.mine)
             return Sizes(0, 0, 0, 0, heads) if heads else None
-        return None if self.is_class else self.layers.sizes(self.layers.at({}))
+        if self.is_class:  # four heads in two groups, where groups can be told
+            return Sizes(8, 8, 8, 8, 4, num_kv_heads=2) if asks_for(self.mine, "num_kv_heads") else None
+        return self.layers.sizes(self.layers.at({}))
 
     @cached_property
     def has_one_head(self) -> bool:
@@ -150,6 +179,8 @@ class Student:
             return False
         if self.layers is None or not self.has_weights:
             return True
+        if asks_for(self.mine, "num_heads"):
+            return False
         layer = self.layers.any(probes(self.kind)[0])
         return not number_of_heads(layer) and self.layers.weights(layer)[0].num_heads == 1
 
@@ -163,14 +194,19 @@ class Student:
 
     # ---- one call ------------------------------------------------------------------------------------------------
 
-    def __call__(self, inputs: Inputs, way: Way, asked: Round) -> Outcome:
-        """What comes of these inputs, given this way."""
+    def __call__(
+        self, inputs: Inputs, way: Way, asked: Round, beside: Sequence[tuple[Inputs, Way, Round]] = ()
+    ) -> Outcome:
+        """What comes of these inputs, given this way; `beside` are other rounds whose parameters are given, too."""
         outputs, changed = [], []
+        others = [parts(each, way.layout) for each, _, _ in beside]
         try:
-            for part in parts(inputs, way.layout):
+            for number, part in enumerate(parts(inputs, way.layout)):
                 given = self._given(part, way, asked)
+                for cut, (_, their_way, other) in zip(others, beside):
+                    given[other.parameter] = self._given(cut[number], their_way, other).get(other.parameter)
                 before = {name: np.array(plain(x)) for name, x in given.items() if _is_array(x)}
-                output = self._output(inputs, given, way)
+                output = self._output(inputs, given, way, asked)
                 outputs.append(np.asarray(plain(output), dtype=np.float64))
                 after = {name: np.asarray(plain(given[name])) for name in before}
                 changed += [(name, before[name], x) for name, x in after.items() if not np.array_equal(before[name], x)]
@@ -187,7 +223,7 @@ class Student:
         given = self._given(part, way, asked)
         theirs = next(theirs for theirs, ours in self.takes.items() if ours == name)
         given[theirs] = given[theirs].requires_grad_(True) * 1  # not a leaf: the book's masked_softmax writes into X
-        return joined([self._output(inputs, given, way)], way.layout), given[theirs]
+        return joined([self._output(inputs, given, way, asked)], way.layout), given[theirs]
 
     def _given(self, part: Inputs, way: Way, asked: Round) -> Inputs:
         """{parameter: what it is given}, without those that keep their default."""
@@ -206,13 +242,27 @@ class Student:
                     given[theirs] = None
             elif role in part and (role != "window" or "window" in asked.forms):
                 given[theirs] = _typed(part[role], role, way)
+            elif role == "second":
+                given[theirs] = _typed(part["X"], role, way)
+            elif role in _TABLES:
+                given[theirs] = _typed(self._table(role, part, way), role, way)
             elif role == "positions":
                 given[theirs] = _typed(_positions(part, way.batched), role, way)
             elif theirs not in self.optional:
                 given[theirs] = {"base": 10000.0, "offset": 0}.get(role, 0.0 if "drop" in theirs.lower() else None)
         return given
 
-    def _output(self, inputs: Inputs, given: Inputs, way: Way) -> Any:
+    def _table(self, role: str, part: Inputs, way: Way) -> Any:
+        """The numbers by which pairs are turned, for the positions of a call, or for many."""
+        d = part["X"].shape[-1] if "W_q" not in part else part["W_q"].shape[1] // part["num_heads"]
+        positions = _positions(part, False) if not {"offset", "positions"} & {*self.takes.values()} else np.arange(64)
+        angle = positions[:, None] / 10000 ** (np.arange(0, d, 2) / d)
+        angle = {"halves": np.tile(angle, 2), "pairs": np.repeat(angle, 2, axis=1)}.get(way.tables, angle)
+        made = np.exp(1j * angle)
+        made = {"cos": made.real, "sin": made.imag}.get(role, made)
+        return np.repeat(made[None], part["shape"][0], axis=0) if way.batched else made
+
+    def _output(self, inputs: Inputs, given: Inputs, way: Way, asked: Round) -> Any:
         call = self.mine
         if self.layers is not None:
             call = layer = self.layers.at(inputs)
@@ -225,7 +275,9 @@ class Student:
             raise NoOutput(said("it gives None: is a return missing?"))
         if isinstance(result, dict):
             raise NoOutput(said("it gives a dict: return the output, or (output, weights)"))
-        return result[0] if isinstance(result, tuple) and len(result) > 1 else result  # (output, weights)
+        if isinstance(result, tuple) and len(result) > 1:  # (output, weights), or queries and keys
+            return result[asked.role == "second"]
+        return result
 
     def _called(self, layer: Any, given: Inputs) -> Any:
         """By place what stands at the beginning, the others by name."""
@@ -294,10 +346,5 @@ def _typed(x: Any, role: str, way: Way) -> Any:
     if not way.tensors:
         return x.copy()
     torch: Any = sys.modules.get("torch")
-    types = {"f": torch.float32, "b": torch.bool}
+    types = {"f": torch.float32, "b": torch.bool, "c": torch.complex64}
     return torch.tensor(np.ascontiguousarray(x), dtype=types.get(x.dtype.kind, torch.int64))
-
-
-def plain(x: Any) -> Any:
-    """A tensor as an array; anything else as it is."""
-    return x.detach().cpu().double().numpy() if is_tensor(x) else x

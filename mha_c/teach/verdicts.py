@@ -39,7 +39,6 @@ SECTIONS = {  # of the book's second edition (of its first)
     "grouped": "GQA (arXiv 2305.13245), section 2.2",
     "rope": "RoFormer (arXiv 2104.09864), section 3.2", "rope_halves": "RoFormer (arXiv 2104.09864), section 3.2",
 }  # fmt: skip
-_LENS_ALONE = ("additive",)  # kinds that are often written without any mask, one query at a time
 
 
 def right(found: Sequence[tuple[Run, str]], left: Sequence[tuple[str, str]], notes: Sequence[str]) -> Answer:
@@ -67,7 +66,7 @@ def _given(run: Run) -> str:
 
 def _mask(runs: Sequence[Run]) -> Optional[str]:
     """What True means in each mask that was tried."""
-    masked = [run for run in runs if run.way.mask is not None]
+    masked = [run for run in runs if run.way.mask is not None and run.asked.role == "mask"]
     says = [
         (f"{run.asked.parameter}: " if len(masked) > 1 else "") + run.way.mask.says for run in masked if run.way.mask
     ]
@@ -79,10 +78,10 @@ def random(run: Run, notes: Sequence[str]) -> Answer:
     return Answer(["dropout_in_eval"], [say("random", name=run.student.name)], notes)
 
 
-def unmade(student: Student, error: Unmade, notes: Sequence[str]) -> Answer:
+def unmade(mine: Any, error: Unmade, notes: Sequence[str]) -> Answer:
     """The constructor raises an error."""
     cause = error.__cause__ or error
-    words = say("unmade", name=student.name, error=f"{type(cause).__name__}: {cause}", line=own_line(cause))
+    words = say("unmade", name=mine.__name__, error=f"{type(cause).__name__}: {cause}", line=own_line(cause))
     return Answer(["raises"], [words], notes)
 
 
@@ -127,7 +126,7 @@ def _notes(run: Run, form: str) -> list[str]:
     student, layout = run.student, run.way.layout
     if any(outcome.changed for outcome in run.outcomes) and student.kind == "masked_softmax":
         notes += [say("note_writes")]
-    if run.way.mask is not None:
+    if run.way.mask is not None and run.asked.role == "mask":
         notes += [say("note_mask", argument=run.asked.parameter, says=run.way.mask.says)]
     if _hides_nothing(student):
         notes += [say("note_no_mask")]
@@ -152,7 +151,7 @@ def _notes(run: Run, form: str) -> list[str]:
     return notes
 
 
-def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answer:
+def known(found: Explained, notes: Sequence[str]) -> Answer:
     """The mistakes that explain it, and beside them what is not taken."""
     form = found.form
     run = found.run._replace(right=[output(function(form), inputs) for inputs in found.run.probes])
@@ -178,11 +177,19 @@ def known(found: Explained, means: Optional[str], notes: Sequence[str]) -> Answe
         *more,
     ]
     told = errors or _error(run, function(form))  # those that the mistakes explain, too: a student has met them
-    tells = not any(each.id == "mask_ignored" for each in found.mistakes)  # what True means, where it means anything
-    notes = [*notes, *_notes(run if tells else run._replace(way=run.way._replace(mask=None)), form)]
-    return Answer(
-        ids, [start, *lines, *_example(run), *told, *left, *beside, read], notes, _mask([run]) if tells else None
-    )
+    theirs = _as_they_mean(run, [each.id for each in found.mistakes])
+    parts = [start, *lines, *_example(run), *told, *left, *beside, read]
+    return Answer(ids, parts, [*notes, *_notes(theirs, form)], _mask([theirs]))
+
+
+def _as_they_mean(run: Run, mistakes: Sequence[str]) -> Run:
+    """The run with the meaning that True has in the student's code, if it has any."""
+    mask = run.way.mask
+    if mask is None or "mask_ignored" in mistakes:
+        return run._replace(way=run.way._replace(mask=None))
+    if "mask_inverted" in mistakes and mask.means != "add":
+        mask = mask._replace(means="hide" if mask.means == "attend" else "attend")
+    return run._replace(way=run.way._replace(mask=mask))
 
 
 def _both(sentence: str, clauses: Sequence[str]) -> str:

@@ -25,13 +25,20 @@ SENTENCES = {
     "no_mask": "It takes no valid_lens and no mask, so it hides no key; the book's is {kind}({signature}).",
     "untried": "What its argument {argument} does was not tried: check does not know this name.  If it hides "
     "keys, call it mask or valid_lens; if not, give check a function without it.",
+    "untried_made": "What {argument} of its constructor does was not tried.  Give check a layer that is made as you "
+    "use it, in the place of the class.",
     "not_understood": "check does not know what to give {name} for {arguments}.  Give check a function that makes "
     "these itself, and takes the arguments of the book.",
     "extra_parameter": "It has parameters that the book's {kind} has not: {names}.  At their first values they change "
     "nothing; as soon as they are trained, they do.",
     "many_keys": "With {count} keys the numbers are others.  Does something, as a window or a table, end before?",
     "changes_inputs": "It writes into {name}: the caller's array holds other numbers afterwards.",
-    "mask_not_said": "No way to give its {argument} explains all probes; the nearest is: {says}.",
+    "together": "{one} and {two} each hide the right keys alone, but not in one call{why}.  A key that one of them "
+    "hides must stay hidden.",
+    "together_only": ": there only {name} has an effect",
+    "together_either": ": there a key is hidden only if both hide it",
+    "together_raises": "{one} and {two} each hide the right keys alone, but in one call it raises {type}: {error}\n"
+    "in {line}",
     "not_taken": "Its form where {form} is not taken: {what}.",
     "read": "Read: {sections}",
     "smallest": "The smallest example ({count} of {all} probes differ):",
@@ -43,7 +50,6 @@ SENTENCES = {
     "others_differ": "; the others differ from the book's, too.",
     "shape": "Your {name} gives shape {got} where the book's {kind} gives {expected}",
     "gives_shape": "it gives shape {got} where the book's has {expected}",
-    "it_raises": "it raises {type}: {error}",
     "other_shape": "; the numbers are right, in another shape",
     "transposed": "; transposed by {axes}, the numbers are right",
     "unknown": "Your {name} differs from the book's {kind}, and no known mistake explains it.",
@@ -66,6 +72,10 @@ SENTENCES = {
     "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
     "note_taken_for": "it was taken for {kind}, because {why}; check(mine, kind), or --kind, compares with another.",
+    "note_chosen": "this is so with {choice}; without it, its numbers are right.",
+    "note_together": "it refuses {one} and {two} in one call, so each was tried alone.",
+    "note_only": "in one call with {one} and {two}, only {name} has an effect; who needs both gives one mask that "
+    "hides all.",
     "note_unknown_used": "its argument {argument} was tried as a mask.",
 }
 

@@ -39,7 +39,9 @@ def attention(query, key, value, mask=None, dropout=None):
 
 @right("dot_product", FUSED)
 def by_torchs_own(q, k, v, attn_mask=None, is_causal=False):
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal and attn_mask is None)
+    if is_causal and attn_mask is not None:
+        raise ValueError("give one mask that hides all")
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=is_causal)
 
 
 @right("dot_product")
@@ -237,7 +239,8 @@ class MayBeCausal(nn.Module):
     def forward(self, x, mask=None, is_causal=False):
         q, k, v = (heads_of(f(x), self.num_heads) for f in (self.query, self.key, self.value))
         if is_causal:
-            mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            past = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            mask = past if mask is None else past & mask
         return self.proj(F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
