@@ -37,9 +37,7 @@ _ELSEWHERE = (
 )
 
 
-def apply(
-    layer: Decodes, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = None
-) -> Any:
+def apply(layer: Any, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = None) -> Any:
     """Call layer(queries, keys, values, valid_lens) lazily, with the items of the batch spread over dask's workers.
 
     The layer is one node of the graph, so that each worker gets it once.  On a worker of dask.distributed a call uses
