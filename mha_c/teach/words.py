@@ -25,8 +25,8 @@ SENTENCES = {
     "no_mask": "It takes no valid_lens and no mask, so it hides no key; the book's is {kind}({signature}).",
     "untried": "What its argument {argument} does was not tried: check does not know this name.  If it hides "
     "keys, call it mask or valid_lens; if not, give check a function without it.",
-    "untried_made": "What {argument} of its constructor does was not tried.  Give check a layer that is made as you "
-    "use it, in the place of the class.",
+    "untried_made": "What its constructor's argument {argument} does was not tried.  Give check a layer that is made "
+    "as you use it, in the place of the class.",
     "not_understood": "check does not know what to give {name} for {arguments}.  Give check a function that makes "
     "these itself, and takes the arguments of the book.",
     "extra_parameter": "It has parameters that the book's {kind} has not: {names}.  At their first values they change "
@@ -75,7 +75,7 @@ SENTENCES = {
     "note_chosen": "this is so with {choice}; without it, its numbers are right.",
     "note_together": "it refuses {one} and {two} in one call, so each was tried alone.",
     "note_only": "in one call with {one} and {two}, only {name} has an effect; who needs both gives one mask that "
-    "hides all.",
+    "hides what either hides.",
     "note_unknown_used": "its argument {argument} was tried as a mask.",
 }
 

@@ -260,5 +260,42 @@ def test_what_a_constructor_hides_in_an_unknown_way_is_not_tried():
             super().__init__(d_model, num_heads)
 
     answer = teach.check(Window, "multi_head")
-    assert answer.mistakes == ["untried"] and "What window_size of its constructor does was not tried." in str(answer)
+    assert answer.mistakes == ["untried"] and "constructor's argument window_size does was not tried." in str(answer)
     assert teach.check(Window(8, 2), "multi_head").ok
+
+
+# ---- chunks ----------------------------------------------------------------------------------------------------------
+
+
+def in_chunks(past=False, rescales=True, masks=True):
+    def flash(queries, keys, values, block_size=2, mask=None):
+        top, total, output = -np.inf, 0, 0
+        for start in range(0, keys.shape[1], block_size):
+            chunk = slice(start, start + block_size)
+            scores = queries @ keys[:, chunk].swapaxes(1, 2) / np.sqrt(queries.shape[-1])
+            if past:
+                scores = np.where(np.tri(queries.shape[1], keys.shape[1])[:, chunk] > 0, scores, -1e9)
+            if masks and mask is not None:
+                scores = np.where(mask[..., chunk], scores, -1e9)
+            new_top = np.maximum(top, scores.max(-1, keepdims=True))
+            rescale = np.exp(top - new_top) if rescales else 1
+            weights = np.exp(scores - new_top)
+            total = total * rescale + weights.sum(-1, keepdims=True)
+            output = output * rescale + weights @ values[:, chunk]
+            top = new_top
+        return output / total
+
+    return flash
+
+
+@pytest.mark.parametrize("past", [False, True])
+@pytest.mark.parametrize("kind", [None, "named"])
+def test_chunks_with_masks(past, kind):
+    kind = kind and ("causal" if past else "dot_product")
+    assert teach.check(in_chunks(past), kind).ok
+    assert teach.check(in_chunks(past, rescales=False), kind).mistakes == ["no_rescale"]
+    assert teach.check(in_chunks(past, masks=False), kind).mistakes == ["mask_ignored"]
+
+
+def test_chunks_that_must_not_see_the_future():
+    assert teach.check(in_chunks(), "causal").mistakes == ["sees_future"]
