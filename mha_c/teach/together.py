@@ -49,7 +49,7 @@ def together(found: Sequence[tuple[Run, str]]) -> tuple[list[tuple[str, Any]], l
         if only and str(getattr(one.student.mine, "__module__", "")).startswith("torch."):
             notes.append(say("note_only", name=only, **names))
         else:
-            return _words(call, why, names), notes
+            return _words(call, why, one, two), notes
     return [], notes
 
 
@@ -124,11 +124,14 @@ def _why(call: _Call, joint: str, names: dict[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-def _words(call: _Call, why: str, names: dict[str, str]) -> list[tuple[str, Any]]:
-    error = call.outcome.error
+def _words(call: _Call, why: str, one: Run, two: Run) -> list[tuple[str, Any]]:
+    error, names = call.outcome.error, {"one": one.asked.parameter, "two": two.asked.parameter}
     if error is not None:
         words = say("together_raises", type=type(error).__name__, error=error, line=own_line(error), **names)
         return [("together", words)]
     shown = {name: x for name, x in call.inputs.items() if name not in ("mask", "valid_lens", "offset")}
+    for name, mask in ((names["one"], call.seen), (names["two"], _seen(call.inputs))):
+        if mask is not True:
+            shown[said("seen with {name} alone", name=name)] = mask.astype(int)
     example = Example(shown, call.expected, call.outcome.output)
     return [("together", say("together", why=why, **names)), ("together", example)]

@@ -45,6 +45,7 @@ def test_a_mistake_of_both_arguments_alone(join, why):
     answer = teach.check(with_lengths_and_mask(join), "dot_product")
     assert answer.mistakes == ["together"] and not answer.ok
     assert why in str(answer) and "expected = " in str(answer)
+    assert "seen with valid_lens alone = [[[1 1 " in str(answer) and "seen with mask alone = [[[1 " in str(answer)
 
 
 def test_a_call_with_both_may_be_refused_but_not_fail():
