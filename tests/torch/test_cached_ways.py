@@ -78,6 +78,7 @@ def test_on_another_device(layer, window):
 
 
 def test_without_numbers(layer, window):
+    needs.of_torch("torch.compiler.is_compiling")  # before torch 2.1 some operations have no form without numbers
     layer = layer.to("meta")
     for out in decoded(layer, layer.new_cache(2, 20, **window), convert=lambda x: x.to("meta"))[::2]:
         assert out.device.type == "meta" and out.shape[::2] == (2, 24)
