@@ -170,3 +170,15 @@ def test_a_hooked_step_is_that_of_the_core(layer, window):
     for one, other in zip(decoded(layer, layer.new_cache(2, 20, **window)), wanted):
         close(one, other)
     handle.remove()
+
+
+def test_weights_stay_those_of_their_call(window):
+    """Where they are read after a parameter has changed."""
+    layer, found = mt.AdditiveAttention(24, 24, 16, 0.0).eval().requires_grad_(False), []
+    for change in (False, True):
+        x = inputs(3)
+        layer(x, x, x, cache=layer.new_cache(2, 20, **window))
+        if change:
+            layer.w_v.weight.mul_(-3)
+        found.append(weights_of(layer).clone())
+    assert torch.equal(*found)

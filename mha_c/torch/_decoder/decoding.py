@@ -227,7 +227,7 @@ class Steps(NamedTuple):
         if len(weights) != 4:
             pairs = zip(parameters[:4], parameters[4:8])
             weights = [None if W is None else (array(W), optional_array(b)) for W, b in pairs]
-        w_v = None if parameters.w_v is None else array(parameters.w_v)[0]
+        w_v = None if parameters.w_v is None else array(parameters.w_v)[0].copy()  # for weights that are read later
         turn = None if self.turn is None else self.turn(cache._steps, self.n_steps, inputs[0].dtype)
         arrays = [array(x) for x in inputs]
         out, kept = rolling.attend(cache, arrays, weights, w_v, self.num_heads, turn, self.counts)
