@@ -205,10 +205,8 @@ class GQAAttention(RotatesHeads):
         if keys is None or values is None or queries is None:
             raise calls.missing(name, queries=queries, keys=keys, values=values)
         calls.check_order(name, keys, values, valid_lens)
-        inputs = (self.W_q, "queries", queries), (self.W_k, "keys", keys), (self.W_v, "values", values)
-        for linear, name, x in inputs[:1] if projected else inputs:
-            check_projected(linear, name, x)
         if projected:
+            check_projected(self.W_q, "queries", queries)
             keys = k_rows
             q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in (self.W_q(queries), k_rows, v_rows))
         else:
@@ -222,8 +220,10 @@ class GQAAttention(RotatesHeads):
         return self.num_kv_heads
 
     def _heads(self, inputs: Any) -> Any:
-        projected = (child(x) for child, x in zip((self.W_q, self.W_k, self.W_v), inputs))
-        return [x.unflatten(2, (-1, self.head_dim)) for x in projected]
+        children, names = (self.W_q, self.W_k, self.W_v), ("queries", "keys", "values")
+        for child, name, x in zip(children, names, inputs):
+            check_projected(child, name, x)
+        return [child(x).unflatten(2, (-1, self.head_dim)) for child, x in zip(children, inputs)]
 
     def _corner(self, valid_lens: Any, causal: Any) -> Any:
         return of_numpy.corner(self.causal, valid_lens, causal)
@@ -307,7 +307,6 @@ class CausalAttention(RotatesHeads):
         counts = of_numpy.counted(cache, others, valid_lens)
         if cache is not None:
             return self._step(cache, (X, X, X), counts)
-        check_projected(self.W_qkv, "X", X)
         q, k, v = self._heads((X,))
         found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
         return found
@@ -319,7 +318,9 @@ class CausalAttention(RotatesHeads):
         return {"is_causal": True}
 
     def _heads(self, inputs: Any) -> Any:
-        return self.W_qkv(inputs[0]).unflatten(2, (3, self.num_heads, -1)).unbind(2)
+        W_qkv, X = self.W_qkv, inputs[0]
+        check_projected(W_qkv, "X", X)
+        return W_qkv(X).unflatten(2, (3, self.num_heads, -1)).unbind(2)
 
     def _for_core(self, parameters: Parameters) -> Parameters:
         assert parameters.W_k is not None  # all three, as the layout says
