@@ -178,8 +178,7 @@ def cost(
         hasattr(type(layer), "_explained") and not hasattr(layer, "named_modules")
     )
     if not is_module and not of_numpy:
-        hint = f": mha_c.torch.convert may make it one.  {THREE_LINES}" if hasattr(layer, "named_modules") else ""
-        raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}{hint}")
+        raise TypeError(f"layer must be an attention layer of mha_c, got {type(layer).__name__}{_instead(layer)}")
     given = _features_of_call(queries, keys, values)
     if given is not None:
         (batch, queries), keys = np.shape(queries)[:2], np.shape(queries if keys is None else keys)[1]
@@ -205,6 +204,14 @@ def cost(
         threads=facts["threads"] if is_module else get_num_threads(),
         way=f"{facts['why']}, on {facts['device']}" if is_module else "",
     )
+
+
+def _instead(layer: Any) -> str:
+    """What to write where a layer is not one of ours."""
+    if hasattr(type(layer), "_of_the_same_sizes"):
+        same = layer._of_the_same_sizes()
+        return f", which convert has left its own class: write mha_c.cost(mha_c.torch.{same}, ...) for the same sizes"
+    return f": mha_c.torch.convert may make it one.  {THREE_LINES}" if hasattr(layer, "named_modules") else ""
 
 
 # --- Sizes ----------------------------------------------------------------------------------------

@@ -241,6 +241,15 @@ def test_tables_of_positions_that_end_or_change():
     torch.testing.assert_close(module(x), twin(x))
 
 
+@pytest.mark.parametrize("name", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention", "RotatedAndShared"])
+def test_cost_says_which_layer_has_the_same_sizes(name):
+    module, _ = drawn(name)
+    with pytest.raises(TypeError, match="its own class: write") as told:
+        mha_c.cost(module, 8)
+    written = re.search(r"mha_c\.cost\((mha_c\.torch\..*), \.\.\.\)", str(told.value))[1]
+    assert mha_c.cost(eval(written), 8, measure=False).flops > 0
+
+
 def test_a_subclass_runs_its_own_lines():
     module, twin = drawn("NoLengths")
     kind = type(module)

@@ -114,7 +114,7 @@ def made_class(how: How) -> Any:
         "__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__,
         "forward": _forward(how), "__reduce_ex__": _reduced, "__deepcopy__": _deepcopied, "__copy__": _copied,
         "_how_of_mha_c": how, "_kept_names": tuple(name for path, name, *_ in how.plan.kept if not path),
-        "_explained": _explained,
+        "_explained": _explained, "_of_the_same_sizes": _of_the_same_sizes,
     }  # fmt: skip
     body.update({name: _shown(name) for name in body["_kept_names"]})
     found = type(own)(own.__name__, (own,), body)
@@ -355,3 +355,16 @@ def _explained(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         counts = inputs.queries.shape[0], heads, inputs.queries.shape[-2], inputs.keys.shape[-2]
         facts["attention"] = dict(zip(("batch", "heads", "queries", "keys"), counts))
     return facts
+
+
+def _of_the_same_sizes(self: Any) -> str:
+    """How to write a layer of ours that computes as much, for mha_c.cost."""
+    plan: Plan = type(self)._how_of_mha_c.plan
+    if plan.weights is None:
+        return "DotProductAttention(dropout=0)"
+    hiddens, heads, shared = plan.weights.sizes(self)["W_q"][1], *plan.weights[1:]
+    if plan.kind == "additive":
+        return f"AdditiveAttention(num_hiddens={hiddens}, dropout=0)"
+    if heads != shared:
+        return f"GQAAttention(num_hiddens={hiddens}, num_heads={heads}, num_kv_heads={shared})"
+    return f"MultiHeadAttention(num_hiddens={hiddens}, num_heads={heads}, dropout=0)"
