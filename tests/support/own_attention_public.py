@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from own_attention import PAIRS, SEEN, case, cross, rows, self_of
+from own_attention import PAIRS, SEEN, TRIANGLE, case, cross, rows, self_of
 
 # ---- masks that must be given -----------------------------------------------------------------------------------
 
@@ -241,3 +241,31 @@ class RotatedAsComplexNumbers(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         weights = (self.turn(q) @ self.turn(k).transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
         return self.proj((weights @ v).transpose(1, 2).flatten(2))
+
+
+def angles(rows_of_a_table, width=4):
+    return torch.outer(torch.arange(rows_of_a_table).float(), 10000.0 ** (-torch.arange(0, width, 2).float() / width))
+
+
+@case([rows(2, 5, 8), {"freqs_cis": torch.polar(torch.ones(5, 2), angles(9)[4:])}])
+class FrequenciesAreGiven(RotatedAsComplexNumbers):
+    """The rows of a table of complex numbers, by the model, as many as there are queries."""
+
+    def forward(self, x, freqs_cis, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = (torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * freqs_cis for x in (q, k))
+        scores = torch.view_as_real(q).flatten(3) @ torch.view_as_real(k).flatten(3).transpose(2, 3) / 2
+        scores = scores if mask is None else scores + mask
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@case([rows(2, 5, 8), TRIANGLE == 0, {"cos": angles(9).cos().repeat(1, 2), "sin": angles(9).sin().repeat(1, 2)}])
+class CosinesAreGiven(RotatedAsComplexNumbers):
+    """Whole tables of cosines and sines, as wide as a head; a mask that hides."""
+
+    def forward(self, x, mask, cos, sin):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        n = x.shape[1]
+        q, k = (y * cos[:n] + torch.cat((-y[..., 2:], y[..., :2]), dim=-1) * sin[:n] for y in (q, k))
+        scores = (q @ k.transpose(2, 3) / 2).masked_fill(mask, -torch.inf)
+        return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))

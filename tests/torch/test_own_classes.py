@@ -241,6 +241,27 @@ def test_tables_of_positions_that_end_or_change():
     torch.testing.assert_close(module(x), twin(x))
 
 
+def test_tables_that_are_given():
+    """Numbers of their own, too few rows, another type, halves that differ: the core or its own lines, and the same."""
+    module, twin = drawn("CosinesAreGiven")
+    x, mask = torch.randn(2, 5, 8), torch.ones(5, 5).triu(1).bool()
+    any_numbers = [torch.randn(7, 2).repeat(1, 2) for _ in "cs"]
+    assert mha_c.explain(module, x, mask, *any_numbers).as_dict()["way"] == "core"
+    of_doubles = [table.double() for table in any_numbers]
+    with_gradients = [table.clone().requires_grad_(True) for table in any_numbers]
+    for tables in (any_numbers, [torch.randn(7, 4) for _ in "cs"], of_doubles, with_gradients):
+        try:
+            expected = twin(x, mask, *tables)
+        except RuntimeError:  # doubles beside floats
+            with pytest.raises(RuntimeError):
+                module(x, mask, *tables)
+            continue
+        torch.testing.assert_close(module(x, mask, *tables), expected, **TOLERANCE)
+    assert all(grad is not None for grad in torch.autograd.grad(module(x, mask, *with_gradients).sum(), with_gradients))
+    with pytest.raises(RuntimeError):
+        module(x, mask, *[table[:3] for table in any_numbers])
+
+
 @pytest.mark.parametrize("name", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention", "RotatedAndShared"])
 def test_cost_says_which_layer_has_the_same_sizes(name):
     module, _ = drawn(name)

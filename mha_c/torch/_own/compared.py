@@ -21,6 +21,7 @@ from .._call.inputs import copied
 from .._private import HOOKS
 from . import forms
 from .plan import NEEDED, Found, Plan, arranged, at, attended, inputs_of
+from .rotating import Table, given_for, role_of
 
 
 class Unlike(Exception):
@@ -101,7 +102,9 @@ def takes_of(module: nn.Module) -> tuple[tuple[str, str, Any], ...]:
     own = [x for x in every if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
     masks = [name for name, role in roles.items() if role == "mask"]
     roles.update(dict.fromkeys(masks[1:], ""))  # one mask is told; with another one its own lines run
-    return tuple((x.name, roles.get(x.name, ""), NEEDED if x.default is x.empty else x.default) for x in own)
+    return tuple(
+        (x.name, roles.get(x.name, "") or role_of(x.name), NEEDED if x.default is x.empty else x.default) for x in own
+    )
 
 
 class Compared:
@@ -121,6 +124,7 @@ class Compared:
         self.most_keys = min((int(x.shape[-1]) for x in self.tables), default=1 << 62)
         self.buffers = {name for part in self.own.modules() for name in part._buffers}
         self.errors: list[Exception] = []
+        self.table: Optional[Table] = None  # of angles, which its calls are given
         self.runs = False  # whether a call of it has given anything
 
     # ---- calls -----------------------------------------------------------------------------------------
@@ -159,6 +163,8 @@ class Compared:
             }[layout]  # fmt: skip
             if role in roles:
                 found[role] = torch.randn(shape, generator=generator).requires_grad_(True)
+        if self.table is not None:
+            found.update(given_for(self.table, n_keys))
         return found
 
     def call(self, given: dict[str, Any]) -> Any:

@@ -23,7 +23,7 @@ from .._call.records import Attended, AttentionCall, AttentionTensors
 from .._private import unflatten
 from .._tensors import draw_seed
 from .._weights.last import Last, last_of
-from .rotating import Rotary, rotated
+from .rotating import Rotary, rotated, turns_of
 
 LAST = "_last_of_mha_c"  # in a module's state: what its last call has left of its weights
 NEEDED: Any = object()  # the default of a parameter that has none
@@ -117,6 +117,7 @@ class Inputs(NamedTuple):
     keep_mask: Optional[Tensor] = None  # these broadcast to (B, H, Q, K)
     bias: Optional[Tensor] = None
     layout: str = "BQC"
+    turns: Any = None  # cosines and sines that are given
 
 
 class Found(NamedTuple):
@@ -179,7 +180,12 @@ def inputs_of(plan: Plan, given: dict[str, Any]) -> Optional[Inputs]:
         if found is None:
             return None
         keep, bias = found
-    return Inputs(q, k, v, lens, keep, bias, layout[0])
+    turns = None
+    if plan.rotary is not None and plan.rotary.table is not None:
+        turns = turns_of(plan.rotary.table, given, n_keys)
+        if turns is None:
+            return None
+    return Inputs(q, k, v, lens, keep, bias, layout[0], turns)
 
 
 def _heads(plan: Plan, q: Tensor) -> int:
@@ -322,7 +328,7 @@ def attended(plan: Plan, module: Any, given: Inputs, p: float, keeps: str, drop:
     counts = (1, 1, 1) if own is None else (own.num_heads, own.num_kv_heads, own.num_kv_heads)
     q, k, v = (x if x.dim() == 4 else unflatten(x, 2, (n, -1)).transpose(1, 2) for x, n in zip((q, k, v), counts))
     if plan.rotary is not None:
-        q, k = rotated(plan.rotary, q), rotated(plan.rotary, k)
+        q, k = (rotated(plan.rotary, x, given.turns) for x in (q, k))
     call = AttentionCall(given.valid_lens, "top_left" if plan.causal else None, dropout=p, empty_rows=plan.empty_rows)
     tensors = AttentionTensors(q, k, v, w_v, given.keep_mask, given.bias)
     if functional._attention is not ATTENTION and drop is None and keeps != "now":

@@ -14,7 +14,7 @@ from .compared import Compared, Unlike, isolated, layouts_of
 from .dropping import with_dropout
 from .masks import cases, with_lengths, with_masks
 from .plan import LAST, NEEDED, Plan
-from .rotating import most_positions, rotaries
+from .rotating import most_positions, rotaries, tables_for
 
 
 def fitted(module: nn.Module) -> Plan:
@@ -49,7 +49,20 @@ def _based(compared: Compared) -> Plan:
     kind = "dot" if ways == [None] else "additive" if "w_v" in ways[0].parts else "multi_head"
     by_place = [x for x in inspect.signature(compared.module.forward).parameters.values() if x.kind < x.VAR_POSITIONAL]
     plan = Plan(kind, compared.takes, None, {}, len(by_place), most_keys=compared.most_keys)
-    for ranks, choices in _layouts(compared, kind):
+    width = 0 if ways[0] is None else ways[0].sizes(compared.own)["W_q"][1] // ways[0].num_heads
+    for table in tables_for(compared.roles, width):
+        compared.table = table
+        found = _with_layouts(compared, plan, ways)
+        if found.layouts:
+            most = found.most_keys if found.rotary is None else most_positions(compared.own, width)
+            compared.most_keys = min(found.most_keys, most)
+            return found._replace(most_keys=compared.most_keys)
+    raise Unlike("")
+
+
+def _with_layouts(compared: Compared, plan: Plan, ways: list[Any]) -> Plan:
+    """The plan with all the layouts in which a first call gives what ours does."""
+    for ranks, choices in _layouts(compared, plan.kind):
         before = plan
         squares = (False, True) if "keys" in compared.roles else (False,)
         for alike, layouts, square in itertools.product(_by_features(compared, ways), choices, squares):
@@ -57,14 +70,8 @@ def _based(compared: Compared) -> Plan:
             if found is not None:
                 plan = found
                 break
-        if plan is before and ranks == (3, 3) and compared.runs and kind != "additive":
-            raise Unlike("")  # it takes these, and gives something else
-    if not plan.layouts:
-        raise Unlike("")
-    if plan.rotary is not None and plan.weights is not None:
-        width = plan.weights.sizes(compared.own)["W_q"][1] // plan.weights.num_heads
-        most = min(plan.most_keys, most_positions(compared.own, width))
-        compared.most_keys, plan = most, plan._replace(most_keys=most)
+        if plan is before and ranks == (3, 3) and compared.runs and plan.kind != "additive":
+            break  # it takes these, and gives something else
     return plan
 
 
@@ -95,7 +102,7 @@ def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, sq
         return None
     known: Any = [(plan.weights, plan.causal, plan.rotary)]
     if not plan.layouts:
-        turns = rotaries(compared.own) if plan.kind == "multi_head" else iter(())
+        turns = rotaries(compared.own, compared.table) if plan.kind == "multi_head" else iter(())
         every = itertools.chain([None], turns)
         known = ((*way, turn) for turn in every for way in itertools.product(ways, (False, True)))
     new = plan._replace(layouts={**plan.layouts, ranks: layouts}, square=plan.square or square)
