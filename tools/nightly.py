@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from torches import torches
+from torches import python, torches
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "nightly"
@@ -38,7 +38,7 @@ PARTS = {
     "marimo": ["test-marimo"],
     "numpy-1.21.6": ["test-numpy", "NUMPY=1.21.6", "PYTHON=3.9"],
     **{
-        f"torch-{version}": ["test-torch", f"TORCH={version}", f"PYTHON={row['python']}"]
+        f"torch-{version}": ["test-torch", f"TORCH={version}", f"PYTHON={python(row)}"]
         for version, row in torches().items()
     },
 }

@@ -19,6 +19,8 @@ import sysconfig
 import venv
 from pathlib import Path
 
+from wheels.pythons import pythons
+
 ROOT = Path(__file__).resolve().parents[1]
 TABLE, WHEELS, EMPTY = ROOT / "tools" / "torches.txt", ROOT / "build" / "wheel", ROOT / "build" / "run"
 COLUMNS = "torch python numpy matplotlib d2l".split()
@@ -28,6 +30,12 @@ def torches():
     """{version: its row} in the order of the table."""
     lines = [line.split() for line in TABLE.read_text(encoding="utf-8").splitlines() if line and line[0] != "#"]
     return {line[0]: dict(zip(COLUMNS, line)) for line in lines}
+
+
+def python(row):
+    """The version of Python for a row: of those it names, the first that this machine has, else the last."""
+    *first, last = row["python"].split(",")
+    return next((x for x in first if (tuple(map(int, x.split("."))), False) in pythons(x)), last)
 
 
 def run(*command):
@@ -93,13 +101,13 @@ def main():
         return
     row = torches()[arguments.torch]
     if arguments.python:
-        print(row["python"])
+        print(python(row))
         return
     EMPTY.mkdir(parents=True, exist_ok=True)
     environment = arguments.environment
     if environment is None:
         version = ".".join(map(str, sys.version_info[:2]))
-        if version != row["python"]:
+        if version not in row["python"].split(","):
             print(f"*** torch {arguments.torch} belongs to Python {row['python']}, this is {version} ***", flush=True)
         environment = ROOT / "build" / f"torch-{arguments.torch}"
         make(environment, row)

@@ -70,6 +70,24 @@ def test_a_second_environment_runs_each_test_with_a_few_of_its_cases():
     assert max(few.values()) == 3 and all(few[name] > 1 for name, n in all_of_them.items() if n > len(_core.isas()))
 
 
+@pytest.mark.parametrize(("there", "chosen"), [([(3, 13), (3, 14)], "3.14"), ([(3, 13)], "3.13"), ([], "3.13")])
+def test_a_torch_gets_the_first_of_its_pythons_that_is_there(there, chosen, monkeypatch):
+    torches = tools.load("tools/torches.py")
+    monkeypatch.setattr(torches, "pythons", lambda version: {(each, False): "python" for each in there})
+    assert torches.python({"python": "3.14,3.13"}) == chosen and torches.python({"python": "3.9"}) == "3.9"
+
+
+def test_the_page_on_releases_follows_the_table_of_torches():
+    torches = tools.load("tools/torches.py").torches()
+    rows = [line.split("|") for line in (ROOT / "RELEASING.md").read_text(encoding="utf-8").splitlines()]
+    rows = {row[1].strip(): [cell.strip() for cell in row[2:]] for row in rows if len(row) > 4}
+    oldest, *_, newest = torches
+    assert rows["torch (optional)"][:2] == [oldest, newest.rpartition(".")[0]]
+    pythons = {version for row in torches.values() for version in row["python"].split(",")}
+    words = re.search(r"with torch on ([\d., and]+) \(`tools/torches.txt`\)", rows["CPython"][2])[1]
+    assert re.findall(r"3\.\d+", words) == sorted(pythons, key=lambda version: int(version.partition(".")[2]))
+
+
 def test_by_night_it_runs_them_whole():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     goals = re.findall(r"make (test-\w+) (.*) ARGS=--few", script)
