@@ -125,13 +125,17 @@ def leave_to_python(package: str) -> None:
 
 
 def _functions_of(place: Any, package: str) -> Iterator[Any]:
-    """The functions of a module or class, also those of methods and properties, and those inside decorators."""
+    """The functions of a module or class, also those of methods and properties, and those inside decorators.
+
+    Those that Python writes for a record are of no package: compiled by torch 2.11, its `_replace` gives an empty one.
+    """
+    of_record = hasattr(place, "_fields")
     for value in list(vars(place).values()):
         parts = [value]
         for part in parts:
             inside = (getattr(part, name, None) for name in ("__func__", "fget", "fset", "__wrapped__"))
             parts += [each for each in inside if each is not None]
-            if isinstance(part, FunctionType) and part.__module__.split(".")[0] == package:
+            if isinstance(part, FunctionType) and (of_record or part.__module__.split(".")[0] == package):
                 yield part
         if isinstance(value, type) and value.__module__ == getattr(place, "__module__", place.__name__):
             yield from _functions_of(value, package)
