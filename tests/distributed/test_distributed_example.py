@@ -1,4 +1,7 @@
-"""examples/distributed.py under torchrun: killed in the middle, it goes on, and comes to the same losses."""
+"""examples/distributed.py under torchrun: killed in the middle and started again, it comes to the same losses.
+
+Started by hand: what torchrun starts again may wait for ever where gloo connects (seen with torch 2.13).
+"""
 
 import os
 import re
@@ -32,7 +35,7 @@ def destroy_process_group(destroy=dist.destroy_process_group):
 def all_reduce(tensor, reduce=dist.all_reduce, epochs=[]):
     epochs.append(tensor)
     reduce(tensor)
-    if len(epochs) == 3 and dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] < os.environ["RESTARTS"]:
+    if len(epochs) == 3 and dist.get_rank() == 1 and os.environ["KILLED"] == "yes":
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -43,8 +46,8 @@ sys.modules[__name__] = real_d2l.load({VERSION!r})
 OPTIONS = ["--epochs", "4", "--pairs", "150", "--num-hiddens", "16", "--ffn-num-hiddens", "16"]
 
 
-def start(tmp_path, checkpoints, restarts):
-    """Two processes, of which one is killed as often as torchrun starts them again."""
+def start(tmp_path, checkpoints, killed="no"):
+    """Two processes, of which one may be killed."""
     package = tmp_path / "packages" / "d2l"
     package.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").touch()
@@ -54,10 +57,9 @@ def start(tmp_path, checkpoints, restarts):
         "PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path]),
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         "OMP_NUM_THREADS": "1",
-        "RESTARTS": str(restarts),
+        "KILLED": killed,
     }
     runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    runner += ["--max-restarts", str(3 * restarts)]  # as the example says: gloo may fail to connect, and is tried again
     command = [*runner, str(SCRIPT), *OPTIONS, "--checkpoints", str(checkpoints)]
     return subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -68,22 +70,23 @@ def losses(text):
     return dict(re.findall(r"^epoch (\d+) loss ([\d.]+)$", text, re.MULTILINE))
 
 
-def finish(process):
+def finish(process, status=0):
     try:
         out, problems = process.communicate(timeout=needs.HANGS)
     except subprocess.TimeoutExpired:
         process.terminate()  # torchrun ends its processes
         raise
-    assert process.returncode == 0, problems
+    assert process.returncode == status, problems
     return out
 
 
 def test_a_killed_run_goes_on(tmp_path):
     """What was printed before, and after the start from the last checkpoint, is what a whole run prints."""
     needs.d2l(VERSION)
-    begun = [start(tmp_path, tmp_path / "killed", restarts=1), start(tmp_path, tmp_path / "straight", restarts=0)]
-    killed, whole = map(finish, begun)
-    first, resumed = killed.split("2 processes, 150 pairs, 2 of 4 epochs done already")
+    begun = [start(tmp_path, tmp_path / "killed", killed="yes"), start(tmp_path, tmp_path / "straight")]
+    first, whole = finish(begun[0], status=1), finish(begun[1])
+    resumed = finish(start(tmp_path, tmp_path / "killed"))
+    assert "2 processes, 150 pairs, 2 of 4 epochs done already" in resumed
     assert "2 processes, 150 pairs, 0 of 4 epochs done already" in whole and "mean bleu" in whole
     known = losses(whole)
     assert list(known) == ["1", "2", "3", "4"] and float(known["4"]) < float(known["1"])
