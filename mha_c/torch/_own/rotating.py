@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from .._private import on_cpu
 from ..grouped import turned
 from .watched import words_of
 
@@ -69,7 +70,7 @@ def turns_of(table: Table, given: dict[str, Any], n: int) -> Any:
         pair = given["cos"], given["sin"]
     width = table.features // 2 if table.kind in ("half", "complex") else table.features
     for x in pair:
-        if type(x) is not Tensor or x.dtype is not torch.float32 or x.requires_grad or not x.is_cpu:
+        if type(x) is not Tensor or x.dtype is not torch.float32 or x.requires_grad or not on_cpu(x):
             return None
         if x.dim() != 2 or x.shape[1] != width or x.shape[0] < n or (x.shape[0] > n and not table.longer):
             return None
