@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import mha_c
 import needs
 import stepwise
 from mha_c import functional
+from threads import in_threads
 
 KINDS = ["numpy", "torch"]
 
@@ -187,11 +188,7 @@ def test_copies_pickles_and_threads(rng):
         cache = layer.new_cache(1, 12)
         found[i] = np.concatenate([layer(step, cache=cache) for step in np.split(x[i], 12, axis=1)], axis=1)
 
-    threads = [threading.Thread(target=decode, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[partial(decode, i) for i in range(4)])
     for i in range(4):
         np.testing.assert_allclose(found[i], layer(x[i]), atol=1e-13)
 

@@ -5,7 +5,7 @@ What steps give is test_cached_steps.py's, beside the book's formulas.
 
 import copy
 import pickle
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import own_device
 from decoding_layers import KINDS, THIRD, sizes_of
 from features import weights_of
 from mha_c import torch as mt
+from threads import in_threads
 
 WINDOWS = {"whole": {}, "window": {"window": 4, "sinks": 1}}
 SCHEDULE = (3, 1, 6, 1)  # steps
@@ -152,11 +153,7 @@ def test_threads(layer, window):
         cache = layer.new_cache(2, 20, **window)
         found[i] = [layer(x, x, x, cache=cache) for x in map(inputs, SCHEDULE)]
 
-    threads = [threading.Thread(target=decode, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[partial(decode, i) for i in range(4)])
     for i in range(4):
         for one, other in zip(found[i], wanted):
             close(one, other)
