@@ -91,3 +91,33 @@ def test_the_projector_has_larger_letters_and_whole_texts(play, address):
     usual = shown.run(TEXTS)
     assert usual["wrong"] == [] and usual["lines"] <= 768
     assert np.median(large["sizes"]) > np.median(usual["sizes"]) and min(large["sizes"]) > 0.9 * min(usual["sizes"])
+
+
+MEASURED = """
+const times = arguments[0];
+window.Worker = class {
+    terminate() {}
+    postMessage({sizes, depth}) {
+        const send = (data) => setTimeout(() => this.onmessage({data}));
+        sizes.forEach((n, i) => send({n, depth, apart: 0, tiled: {milliseconds: times[i][1], mebibytes: n / 1000},
+            naive: {milliseconds: times[i][0], mebibytes: n * n / 2 ** 17}}));
+        send({done: true});
+    }
+};
+"""
+
+
+@pytest.mark.parametrize("language", ["en", "de", "zh", "tr"])
+@pytest.mark.parametrize(
+    ("naive", "tiled"), [(3, 2), (2, 5), (2, 2.001), (2, 2), (1, 9), (1e5, 1e6), (0.1, 0.2), (1500, 2000)]
+)
+def test_the_names_of_both_ways_meet_at_no_measurement(play, naive, tiled, language):
+    """A busy machine may measure anything, even the tiled way slower than the naive one."""
+    shown = play(f"ch=masks&lang={language}", 1024)
+    shown.browser.size(1024, 768)
+    shown.browser.run(WATCH)
+    shown.browser.run(MEASURED, [[0.1, 0.2], [0.3, 0.2], [1, 0.7], [4, 3], [naive, tiled]])
+    shown.press("7")
+    shown.browser.until(lambda: "n = 1024" in " ".join(shown.texts(".mhac-arith")))
+    shown.settle()
+    assert shown.run(TEXTS)["wrong"] == []
