@@ -126,7 +126,9 @@ def _from_length_list(value: Any, name: str) -> Array:
     except RuntimeError:  # a list of tensors that require grad
         return _from_list(value, name)
     except (ValueError, Warning):
-        raise ValueError(f"{name} is a ragged list: write B lengths, or B rows of Q lengths") from None
+        array = None
+    if array is None or (array.dtype == object and any(isinstance(item, (list, tuple)) for item in array.flat)):
+        raise ValueError(f"{name} is a ragged list: write B lengths, or B rows of Q lengths")  # objects: NumPy < 1.24
     if array.dtype == object and all(type(item) is int for item in array.flat):
         return np.clip(array, -MOST - 1, MOST).astype(INT64)
     return array
