@@ -19,7 +19,8 @@ def safe_globals() -> list[type]:
     Returns
     -------
     list of classes
-        For torch.serialization.safe_globals, or add_safe_globals for the rest of the program.
+        For torch.serialization.safe_globals (torch 2.5 and later), or add_safe_globals (2.4) for the rest of the
+        program; before these, torch loads no whole module with weights_only=True: save the state_dict.
 
     Examples
     --------
