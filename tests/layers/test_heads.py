@@ -3,14 +3,13 @@
 import copy
 import importlib
 import pickle
-import time
 
 import numpy as np
 import pytest
 
 import mha_c
 import needs
-from checks import same
+from checks import fastest, same
 from mha_c import _reference, heads, variants
 
 HEADS, HIDDENS = 4, 32
@@ -345,14 +344,9 @@ def test_half_the_heads_take_less_time():
     x = np.random.default_rng(0).standard_normal((2, 256, 256), dtype=np.float32)
     layer(x, x, x)
     half = heads.prune(copy.deepcopy(layer), [0, 2, 4, 6])
-    best = {id(layer): np.inf, id(half): np.inf}
     with mha_c.set_num_threads(1):
-        for _ in range(30):  # in turn, so that both see the same machine
-            for one in (layer, half):
-                start = time.thread_time()
-                one(x, x, x)
-                best[id(one)] = min(best[id(one)], time.thread_time() - start)
-    assert best[id(layer)] / best[id(half)] > 1.3
+        whole, pruned = fastest(lambda: layer(x, x, x), lambda: half(x, x, x), times=30)
+    assert whole / pruned > 1.3
 
 
 # --- torch ------------------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ Chromium and fits it.  The browser runs without a window, as root too, and can r
 """
 
 import base64
-import contextlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -15,7 +13,6 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 
@@ -115,17 +112,6 @@ class Browser:
         """What the page's main thread has computed since it was opened."""
         metrics = {each["name"]: each["value"] for each in self.devtools("Performance.getMetrics")["metrics"]}
         return metrics["TaskDuration"]
-
-    def process_seconds(self):
-        """What all pages and their workers have computed, as Linux counts it."""
-        total = 0
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # gone meanwhile
-                command = (path / "cmdline").read_text()
-                if self._profile in command and "--type=renderer" in command:
-                    user, system = (path / "stat").read_text().rpartition(")")[2].split()[11:13]
-                    total += int(user) + int(system)
-        return total / os.sysconf("SC_CLK_TCK")
 
     def console(self):
         """The messages since the last look."""

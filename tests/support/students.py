@@ -6,6 +6,9 @@ not make this mistake.  A maker called without mistakes gives a right one.
 
 import numpy as np
 
+# CPU time of an answer: ten times what the slowest of them takes, for a machine that is slower and does other things.
+SECONDS = 4
+
 
 def maker(*names):
     """Over made(ask) -> implementation, which can make the mistakes `names`; ask("id"): whether it makes this one."""

@@ -5,9 +5,7 @@ import time
 import pytest
 
 from mha_c import teach
-from students import ADDITIVE, FUTURE, HEADS, MASKS, POSITIONS, SCALES, STYLES
-
-SECONDS = 2  # an answer's
+from students import ADDITIVE, FUTURE, HEADS, MASKS, POSITIONS, SCALES, SECONDS, STYLES
 
 
 def makes(make, *mistakes):

@@ -11,11 +11,10 @@ import children
 import mha_c
 import needs
 from mha_c import teach
-from students import ADDITIVE, FUTURE, HEADS, MASKS, POSITIONS, SCALES
+from students import ADDITIVE, FUTURE, HEADS, MASKS, POSITIONS, SCALES, SECONDS
 
 torch = needs.module("torch")
 F = torch.nn.functional
-SECONDS = 2  # an answer's
 IDS = {
     "masked_softmax": MASKS,
     "dot_product": MASKS + SCALES,
