@@ -30,6 +30,8 @@ from ._call.records import Parameters
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
+from ._private import in_python
+from ._tensors import exporting, is_compiling
 from ._twins import twin
 from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax
@@ -238,6 +240,8 @@ class AttentionModule(DecodingModule, Viewable):
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
             named = {"causal": causal or None, "training": training, "cache": cache}
             return leaf_of_a_graph(self, (queries, keys, values, valid_lens), **named)
+        if cache is not None and is_compiling() and not exporting():
+            return in_python(self._otherwise, queries, keys, values, valid_lens, causal, training, cache)
         projected, steps, plain = False, None, all_plain(self)
         if isinstance(keys, ProjectedKeyValues):
             projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)

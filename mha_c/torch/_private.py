@@ -152,6 +152,19 @@ def _leave_code(code: Any) -> None:
             _leave_code(part)
 
 
+def in_python(function: Any, *arguments: Any) -> Any:
+    """The call of a function that compilers cannot follow: they compile what comes before and behind it."""
+    before = _compiler.set_eval_frame(None)
+    try:
+        return function(*arguments)
+    finally:
+        _compiler.set_eval_frame(before)
+
+
+if _compiler is not None and not compilers_go_around:
+    in_python._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _leave_code(in_python.__code__)
+
 # Inside a compiler, and inside torch.export.
 is_compiling = _no_compiler if compilers_go_around else _found("torch.compiler.is_compiling") or _never
 is_exporting = _found("torch.compiler.is_exporting") or _never

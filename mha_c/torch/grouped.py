@@ -28,8 +28,8 @@ from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._heads import AttendsHeads
 from ._module import DecodingModule, leaf_of_a_graph
-from ._private import fused_attention
-from ._tensors import FLOATS, elsewhere, recorded_or_transformed
+from ._private import fused_attention, in_python
+from ._tensors import FLOATS, elsewhere, exporting, is_compiling, recorded_or_transformed
 from ._twins import twin
 from ._weights.last import in_steps
 
@@ -83,6 +83,8 @@ class RotatesHeads(AttendsHeads, DecodingModule):
 
     def _step(self, cache: Any, inputs: Any, valid_lens: Any) -> Tensor:
         """A call with a cache: by the core if it can read all parts, else by the children."""
+        if is_compiling() and not exporting():
+            return in_python(self._step, cache, inputs, valid_lens)
         if self.rope and not self._rotates_as_made():
             raise ValueError("a cache rotates each step at its own position, which this layer's own _rope cannot")
         steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(

@@ -34,6 +34,10 @@ def window(request):
     return WINDOWS[request.param]
 
 
+def ignore(*_):
+    """A hook that changes nothing, but is called."""
+
+
 def inputs(n):
     return torch.from_numpy(np.random.default_rng(n).standard_normal((2, n, 24), dtype=np.float32))
 
@@ -116,12 +120,17 @@ def test_autocast(layer, window):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of what it leaves to Python
-@pytest.mark.parametrize("layer", THIRD[1:2], indirect=True)
 @pytest.mark.parametrize("window", ["window"], indirect=True)
-def test_a_compiler_leaves_a_step_to_python(layer, window):
-    """Of one layer alone: a compiler takes long to find that."""
+@pytest.mark.parametrize(
+    "layer, hooked",
+    [("multi-head", False), ("multi-head", True), ("additive", True), (THIRD[1], False)],
+    indirect=["layer"],
+)
+def test_a_compiler_leaves_a_step_to_python(layer, window, hooked):
     needs.of_torch("torch.compile")
     torch._dynamo.reset()
+    if hooked:
+        next(layer.children()).register_forward_hook(ignore)
 
     def step(x, cache):
         return layer(2 * x, 2 * x, 2 * x, cache=cache) + 1
@@ -159,14 +168,14 @@ def test_threads(layer, window):
             close(one, other)
 
 
-@pytest.mark.parametrize("layer", THIRD, indirect=True)
-def test_a_hooked_step_is_that_of_the_core(layer, window):
-    """Child by child, by torch's operations: the same outputs and weights."""
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_hooked_step_is_that_of_the_core(layer, window, which):
+    """Child by child, by torch's operations: the same outputs and weights, which have a column for each step."""
     wanted = decoded(layer, layer.new_cache(2, 20, **window))
-    handle = layer.W_o.register_forward_hook(lambda *_: None)
+    list(layer.children())[which].register_forward_hook(ignore)
     for one, other in zip(decoded(layer, layer.new_cache(2, 20, **window)), wanted):
+        assert one.shape == other.shape
         close(one, other)
-    handle.remove()
 
 
 def test_weights_stay_those_of_their_call(window):

@@ -11,12 +11,12 @@ import math
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..._arguments import calls
 from ..._arguments.options import core_corner
 from .._tensors import exporting, is_compiling
-from .._weights.last import in_steps, last_of
+from .._weights.last import by_steps, in_steps, last_of
 from . import formulas
 from .attention import attend
 from .checks import lengths_of_causal
@@ -101,9 +101,13 @@ def by_the_book(
         if steps is None:
             return layer._lines(inputs, valid_lens, training, projected)
         if not steps.in_order():
-            return steps.one_by_one(lambda one, rows: by_the_book(layer, rows, None, training, False, one), inputs)
+            return _one_by_one(layer, inputs, training, steps)
         seen = steps.appended(*_rows(layer, inputs))
-        return layer._lines((inputs[0], *seen[:2]), seen.valid_lens, training, True)
+        out = layer._lines((inputs[0], *seen[:2]), seen.valid_lens, training, True)
+        inner = layer._inner()
+        if seen.steps is not None and isinstance(getattr(inner, "attention_weights", None), Tensor):
+            inner.attention_weights = by_steps(inner.attention_weights, seen.steps, seen.n_steps)
+        return out
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if steps is None and calls.is_of_a_library(error):
             lens = valid_lens if hasattr(layer._inner(), "_layout") else None
@@ -111,6 +115,20 @@ def by_the_book(
             queries, keys, values = checked_inputs(type(layer).__name__, queries, keys, values, lens)
             check_call(layer, children_of(layer, projected), queries, keys, values, lens)
         raise
+
+
+def _one_by_one(layer: Any, inputs: Any, training: Optional[bool], steps: Any) -> Tensor:
+    """New steps that see other rows of a window each: one call of the book's lines after another, and all weights."""
+    outputs, weights = [], []
+    for one, rows in steps.one_by_one(inputs):
+        outputs.append(by_the_book(layer, rows, None, training, False, one))
+        found = getattr(layer._inner(), "attention_weights", None)
+        weights += [found] if isinstance(found, Tensor) else []
+    if len(weights) == len(outputs):
+        n_steps = weights[-1].shape[-1]
+        full = [nn.functional.pad(part, (0, n_steps - part.shape[-1])) for part in weights]
+        layer._inner().attention_weights = torch.cat(full, -2)
+    return torch.cat(outputs, 1)
 
 
 def _rows(layer: Any, inputs: Any) -> Any:

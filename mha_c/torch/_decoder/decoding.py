@@ -5,6 +5,7 @@ The rules are those of mha_c's NumPy layers (`mha_c._decoder.caches`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -191,14 +192,11 @@ class Steps(NamedTuple):
         """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
         return not self.cache._span.rolls or self.n_steps <= 1
 
-    def one_by_one(self, step: Any, inputs: Any) -> Tensor:
-        """The outputs of step(Steps, inputs) for one new step after another."""
-        found = []
+    def one_by_one(self, inputs: Any) -> Iterator[tuple[Steps, Any]]:
+        """(Steps, inputs) of one new step after another."""
         for i in range(self.n_steps):
             counts = 1 if isinstance(self.counts, int) else (self.counts > i).astype(np.int64)
-            one = self._replace(n_steps=1, counts=counts)
-            found.append(step(one, tuple(x[:, i : i + 1] for x in inputs)))
-        return torch.cat(found, 1)
+            yield self._replace(n_steps=1, counts=counts), tuple(x[:, i : i + 1] for x in inputs)
 
     def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""

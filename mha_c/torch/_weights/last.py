@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Optional
 from weakref import ref
 
@@ -63,10 +64,7 @@ class OfSteps(NamedTuple):
         ((kept, steps),) = self.placed.pieces[:1]
         if not isinstance(kept, Computed):
             return torch.from_numpy(self.placed.weights(torch.from_numpy))
-        part, n_steps = kept.numbers, self.placed.n_steps
-        index = torch.as_tensor(np.where(steps < 0, n_steps, steps), device=part.device)  # none: a column too many
-        full = part.new_zeros(*part.shape[:3], n_steps + 1)
-        return full.scatter_(3, index[:, None, None].expand(part.shape), part)[..., :n_steps].contiguous()
+        return by_steps(kept.numbers, steps, self.placed.n_steps)
 
 
 def _shape_of(kept: Any) -> tuple[int, ...]:
@@ -230,6 +228,14 @@ def last_of(call: AttentionCall, tensors: AttentionTensors, found: Attended, giv
         alone = is_compiling() or exporting()
         source = HeadsSource.of(kept, None if alone else found.out.grad_fn)
     return Last(kept.detached(), found.out.dtype, source)
+
+
+def by_steps(weights: Tensor, steps: Any, n_steps: int) -> Tensor:
+    """Weights (B, H, Q, K) or (B*H, Q, K) of keys at these steps, (1 or B, K), -1 for none: with a column for each."""
+    index = torch.as_tensor(np.where(steps < 0, n_steps, steps), device=weights.device)  # none: a column too many
+    rows = weights.reshape(len(steps), math.prod(weights.shape[:-1]) // len(steps), weights.shape[-1])
+    full = rows.new_zeros(*rows.shape[:2], n_steps + 1).scatter_(2, index[:, None].expand(rows.shape), rows)
+    return full[..., :n_steps].reshape(*weights.shape[:-1], n_steps)
 
 
 def in_steps(last: Last, steps: Any, n_steps: int) -> Last:
