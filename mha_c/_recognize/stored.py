@@ -54,64 +54,63 @@ class Leaf(NamedTuple):
         return str(self.part)
 
 
-def leaves_of(layer: Any) -> Iterator[Leaf]:
-    """What a layer holds that can be weights, in its order."""
-    if not hasattr(layer, "named_parameters"):
-        every = [(name, held) for name, held in vars(layer).items() if not isinstance(held, (list, tuple))]
-        lists = [(name, held) for name, held in vars(layer).items() if isinstance(held, list)]
-        every += [(f"{name}.{i}", x) for name, held in lists for i, x in enumerate(held)]
-        for name, held in every:
-            owner, path = (held, f"{name}.weight") if hasattr(held, "weight") else (None, name)
-            stored = held if owner is None else held.weight
-            if len(getattr(stored, "shape", ())) in (1, 2, 3):
-                bias = f"{name}.bias" if getattr(owner, "bias", None) is not None else ""
-                yield _leaf(layer, path, bias, owner is not None)
-        return
-    biases: set[str] = set()
-    for path, _ in layer.named_parameters():
-        owner_path, _, last = path.rpartition(".")
-        owner = at(layer, owner_path)
-        projects = hasattr(owner, "in_features") or hasattr(owner, "nf")
-        if projects and last == "weight":
-            has_bias = getattr(owner, "bias", None) is not None
-            yield _leaf(layer, path, f"{owner_path}.bias" if has_bias else "", not hasattr(owner, "nf"))
-        elif not projects and "bias" not in last.lower() and not _has_other(owner):
-            bias = path[: -len("weight")] + "bias" if last.endswith("_weight") else ""  # as in torch's own layer
-            bias = bias if bias and getattr(owner, last[: -len("weight")] + "bias", None) is not None else ""
-            bias = bias or _bias_beside(owner, path, last)
-            if path not in biases and (_is_open(at(layer, path)) or len(at(layer, path).shape) in (1, 2, 3)):
-                biases.add(bias)
-                yield _leaf(layer, path, bias, last.endswith("_weight"))
-
-
-def _has_other(owner: Any) -> bool:
-    """Whether its weight projects nothing: of a norm, of a convolution."""
-    return hasattr(owner, "normalized_shape") or hasattr(owner, "kernel_size")
-
-
-def _bias_beside(owner: Any, path: str, name: str) -> str:
-    """The path of b_Q beside W_Q, of bq beside wq; "" where there is none."""
-    other = ("B" if name[0] == "W" and name[1:2].isupper() else "b") + name[1:]
-    return path[: len(path) - len(name)] + other if name[0] in "Ww" and getattr(owner, other, None) is not None else ""
-
-
 def paths(layer: Any) -> list[str]:
-    """Of all parameters, or of all arrays."""
+    """Of all parameters, or of all arrays: of the layer, in its lists, and the weight and bias of its parts."""
     if hasattr(layer, "named_parameters"):
         return [path for path, _ in layer.named_parameters()]
-    held = {name: getattr(x, "weight", x) for name, x in vars(layer).items()}
-    return [
-        name if held[name] is vars(layer)[name] else f"{name}.weight" for name, x in held.items() if hasattr(x, "shape")
-    ]
+    found: list[str] = []
+    for name, held in vars(layer).items():
+        parts = {f"{name}.{i}": x for i, x in enumerate(held)} if isinstance(held, list) else {name: held}
+        for path, part in parts.items():
+            found += [f"{path}.weight", f"{path}.bias"] if hasattr(part, "weight") else [path]
+    return [path for path in found if hasattr(at(layer, path), "shape")]
 
 
-def _leaf(layer: Any, path: str, bias: str, turned: bool) -> Leaf:
+def leaves_of(layer: Any) -> Iterator[Leaf]:
+    """What a layer holds that can be weights, in its order."""
+    every = paths(layer)
+    bias_of_each = {path: _bias_beside(path, every) for path in every}
+    biases = {*bias_of_each.values()}
+    for path in every:
+        stored = at(layer, path)
+        if path not in biases and _may_project(layer, path) and (_is_open(stored) or len(stored.shape) in (1, 2, 3)):
+            yield _leaf(layer, path, bias_of_each[path])
+
+
+def _bias_beside(path: str, every: Sequence[str]) -> str:
+    """The path of the bias beside a weight: bias, in_proj_bias, b_q, B_Q, b.0 beside W.0; "" where there is none."""
     words = path.split(".")
-    words = words[:-1] if words[-1] == "weight" and len(words) > 1 else words
-    part = Part(path, bias, turned)
-    stored = at(layer, path)
+    last = max((i for i, word in enumerate(words) if not word.isdigit()), default=0)
+    name = words[last]
+    if name.endswith("weight"):
+        words[last] = name[: -len("weight")] + "bias"
+    elif name[0] in "Ww":
+        words[last] = ("B" if name[0] == "W" and name[1:2].isupper() else "b") + name[1:]
+    found = ".".join(words)
+    return found if found != path and found in every else ""
+
+
+def _may_project(layer: Any, path: str) -> bool:
+    """Whether it is no bias, and nothing of a norm or of a convolution; of a Linear the weight may alone."""
+    owner_path, _, name = path.rpartition(".")
+    owner = at(layer, owner_path)
+    if "bias" in name.lower() or hasattr(owner, "normalized_shape") or hasattr(owner, "kernel_size"):
+        return False
+    return name == "weight" or not _is_linear(owner)
+
+
+def _is_linear(owner: Any) -> bool:
+    return hasattr(owner, "in_features") or hasattr(owner, "nf")
+
+
+def _leaf(layer: Any, path: str, bias: str) -> Leaf:
+    owner_path, _, last = path.rpartition(".")
+    owner, stored = at(layer, owner_path), at(layer, path)
+    in_part = last == "weight" and (hasattr(owner, "in_features") or not hasattr(layer, "named_parameters"))
+    part = Part(path, bias, in_part or last.endswith("_weight"))
     if not _is_open(stored) and len(stored.shape) == 3:
         part = part._replace(axes=PER_HEAD[0])
+    words = owner_path.split(".") if last == "weight" and owner_path else path.split(".")
     return Leaf(
         ".".join(word for word in words if not word.isdigit()),
         tuple(int(word) for word in words if word.isdigit()),

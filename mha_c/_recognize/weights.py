@@ -155,7 +155,7 @@ class _Held:
         if not ({"q", "k", "v"} <= {*by_root} or "qkv" in by_root or {"q", "kv"} <= {*by_root}):
             return []
         used = {id(leaf) for root in ("q", "k", "v", joint) for leaf in by_root.get(root, [])}
-        rest = [leaf for leaf in self.leaves if id(leaf) not in used]
+        rest = [leaf for leaf in self.leaves if id(leaf) not in used and leaf.shape[0] != 1]  # no W_o is a vector
         named = [leaf for leaf in by_root.get("o", []) if id(leaf) not in used]
         out = named[:1] if named and named[0].place[:1] in ((), (0,), (3,)) else rest[:1] if len(rest) == 1 else []
         found = [{**parts, **({"W_o": (out[0].part,)} if out else {})} for parts in self._projections(by_root, joint)]

@@ -1,5 +1,7 @@
 """The one recognition: which attribute is which weight, which parameter which argument; check and convert ask it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -115,6 +117,28 @@ def test_arrays():
     found = weights_of(module)[0]
     found.set(module, "W_o", np.arange(16).reshape(4, 4))
     assert (module.Wo == np.arange(16).reshape(4, 4)).all() and found.places()["W_v"] == "Wv"
+
+
+@pytest.mark.parametrize("first", ["weights", "biases"])
+def test_biases_stand_beside_their_weights(first):
+    """Of arrays, of parameters and of parts of one's own, in whichever order they are made; in lists, too."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+
+    names = [[f"W_{x}" for x in "qkv"], [f"b_{x}" for x in "qkv"]][:: 1 if first == "weights" else -1]
+    sizes = {"W": (4, 4), "b": (4,)}
+    arrays = {name: np.random.default_rng(0).normal(size=sizes[name[0]]) for part in names for name in part}
+    lists = {kind: [arrays[f"{kind}_{x}"] for x in "qkv"] for kind in ("W", "b")}
+    parameters = {name: nn.Parameter(torch.from_numpy(x)) for name, x in arrays.items()}
+    parts = {x: Part() for x in "qkv"}
+    for module in (SimpleNamespace(**arrays), SimpleNamespace(**lists), layer(**parameters), layer(**parts)):
+        found = weights_of(module)[0]
+        assert all(found.bias(module, name) is not None for name in ("W_q", "W_k", "W_v")) and not found.unused(module)
+    vector = SimpleNamespace(**lists, gain=np.ones(4))  # no W_o
+    assert weights_of(vector)[0].unused(vector) == ["gain"]
 
 
 @pytest.mark.parametrize("names", ["W_q W_k w_v", "W1 W2 V", "query_layer key_layer energy", "Wa Ua Va"])
