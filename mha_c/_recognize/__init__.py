@@ -1,6 +1,6 @@
 """What an attention that somebody has written takes and holds, by whatever names: `teach` and `convert` both ask here.
 
-    arguments(mine)      {parameter of a call: the book's name for it, "mask", or ""}
+    arguments(mine)      {parameter of a call: the book's name for it, "mask", ..., or ""}
     weights_of(layer)    where the layer keeps W_q, W_k, W_v, W_o or W_q, W_k, w_v: to be read, written, and named
 
 Neither torch nor teach is imported: a layer of torch is one whose parameters have names.

@@ -21,7 +21,8 @@ OTHERS = {  # the book's names, and others for the same
     "embed_size",
     "max_len": "max_length context_length block_size",
     "query_size": "d d_k", "key_size": "", "value_size": "",
-    "dropout": "dropout_p drop p dropout_rate attn_dropout dropout_prob attn_drop", "bias": "use_bias qkv_bias",
+    "dropout": "dropout_p drop p dropout_rate attn_dropout dropout_prob attn_drop attention_dropout p_dropout",
+    "bias": "use_bias qkv_bias",
 }  # fmt: skip
 HEADS = ("num_heads", *OTHERS["num_heads"].split())
 _MORE_HEADS = re.compile("(n|num|number|count)?_?(of_)?((attn|attention|self|q|query)_)?(h|heads?)(_?(num|count))?")

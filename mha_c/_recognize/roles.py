@@ -19,10 +19,11 @@ _ROLES = {
     "cos": "cos(ines?)?(_?(cached?|tables?|emb|values?|q|pos))?",
     "sin": "sin(es?)?(_?(cached?|tables?|emb|values?|q|pos))?",
     "cis": "(freqs?_?|pos_?)?(cis|complex)",
-    "base": "base|theta|(rope|freq|theta)_?(base|theta)|base_freq(uency)?|max_period",
+    "base": "base|theta|(rope|freq|theta|rotary|rope_freq)_?(base|theta)|base_freq(uency)?|max_period",
     "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
     "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
+TABLES = "cos", "sin", "cis"  # of rotations
 _FLAG = re.compile(
     "caus|mask|future|autoregress|decod|lower|tri", re.IGNORECASE
 )  # of parameters that are True or False
@@ -59,13 +60,15 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
 
 
 def arguments(mine: Any) -> dict[str, str]:
-    """{parameter of a call: "queries", "keys", "values", "valid_lens", "mask", or ""} of an attention.
+    """{parameter of a call: "queries", "keys", "values", "valid_lens", "mask", "cos", "sin", "cis", or ""} of an
+    attention.
 
     A call with queries alone is self-attention; one with queries and keys alone has values that are the keys.  Which
     keys a mask hides, and whether a parameter that says nothing matters, only numbers can tell.
     """
     wanted = ["queries", "keys", "values"]
-    return {name: role if role in (*wanted, "valid_lens", "mask") else "" for name, role in roles(mine, wanted).items()}
+    told = (*wanted, "valid_lens", "mask", *TABLES)
+    return {name: role if role in told else "" for name, role in roles(mine, wanted).items()}
 
 
 def is_flag(parameter: inspect.Parameter) -> bool:
@@ -74,9 +77,9 @@ def is_flag(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.default, bool) and bool(_FLAG.search(name)) and not _HARMLESS.search(name)
 
 
-def says_lengths(name: str) -> bool:
-    """Whether a parameter's name is one of lengths."""
-    return bool(books_name(name, ["valid_lens"]) or re.fullmatch(_ROLES["valid_lens"], name.lower()))
+def says(role: str, name: str) -> bool:
+    """Whether a name is one for this role, "valid_lens" or "base", whatever else it may be."""
+    return bool(books_name(name, [role]) or re.fullmatch(_ROLES[role], name.lower()))
 
 
 def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:

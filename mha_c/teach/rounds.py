@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from .._recognize.roles import says_lengths
+from .._recognize.roles import says
 from .answers import NEAR
 from .forms import LAYOUTS, RANKS, Way, doubled
 from .making import widths
@@ -67,7 +67,7 @@ def takes_masks(student: Student) -> bool:
 
 def may_be_a_mask(asked: Round) -> bool:
     """Whether lengths were told by place alone: a fourth argument by a name that says nothing may be a mask."""
-    return asked.role == "lens" and not says_lengths(asked.parameter)
+    return asked.role == "lens" and not says("valid_lens", asked.parameter)
 
 
 def as_mask(asked: Round) -> Round:

@@ -230,6 +230,25 @@ def test_an_odd_call_takes_its_own_lines():
         module(q[..., :3].double(), k.double(), v.double(), lens)
 
 
+class TwoLengths(own_attention.MHA):
+    """Those of the source hide keys, those of the keys hide more."""
+
+    def forward(self, queries, keys, values, src_lens=None, key_lens=None):
+        lens = [x for x in (src_lens, key_lens) if x is not None]
+        return super().forward(queries, keys, values, torch.stack(lens).amin(0) if lens else None)
+
+
+def test_one_of_two_lengths_is_told_and_with_the_other_its_own_lines_run():
+    module = TwoLengths()
+    x, some, more = torch.randn(2, 5, 8), torch.tensor([2, 5]), torch.tensor([4, 1])
+    calls = [(x, x, x, *lens) for lens in ((None, None), (some, None), (None, more), (some, more), (more, some))]
+    expected = [module(*call) for call in calls]
+    mt.convert(module)
+    for call, out in zip(calls, expected):
+        torch.testing.assert_close(module(*call), out, **TOLERANCE)
+    assert [mha_c.explain(module, *call).as_dict()["way"] for call in calls[:3]] == ["core", "core", "general"]
+
+
 def test_tables_of_positions_that_end_or_change():
     """More rows than its own table has: its own lines refuse them.  Another table: its own lines use it."""
     module, twin = drawn("RotatedAsComplexNumbers")

@@ -21,7 +21,7 @@ from .._call.inputs import copied
 from .._private import HOOKS
 from . import forms
 from .plan import NEEDED, Found, Plan, arranged, at, attended, inputs_of
-from .rotating import Table, given_for, role_of
+from .rotating import Table, given_for
 
 
 class Unlike(Exception):
@@ -98,13 +98,12 @@ def with_numbers(module: nn.Module) -> Any:
 def takes_of(module: nn.Module) -> tuple[tuple[str, str, Any], ...]:
     """(name, role, default) of the parameters of a call."""
     roles = arguments(module)
+    first = {role: name for name, role in reversed([*roles.items()])}
     every = inspect.signature(module.forward).parameters.values()
     own = [x for x in every if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
-    masks = [name for name, role in roles.items() if role == "mask"]
-    roles.update(dict.fromkeys(masks[1:], ""))  # one mask is told; with another one its own lines run
-    return tuple(
-        (x.name, roles.get(x.name, "") or role_of(x.name), NEEDED if x.default is x.empty else x.default) for x in own
-    )
+    # One mask is told, and one of lengths; with another one its own lines run.
+    told = [roles.get(x.name, "") if first.get(roles.get(x.name, "")) == x.name else "" for x in own]
+    return tuple((x.name, role, NEEDED if x.default is x.empty else x.default) for x, role in zip(own, told))
 
 
 class Compared:

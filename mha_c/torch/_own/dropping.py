@@ -8,21 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import dropout as torch_dropout
 
+from ..._recognize import books_name
 from .compared import Compared, Unlike, Weighing, weighed
 from .masks import all_cases
 from .plan import Plan, at
-
-_DROPS = (
-    "dropout",
-    "drop",
-    "attn_dropout",
-    "dropout_p",
-    "p",
-    "dropout_prob",
-    "attention_dropout",
-    "p_dropout",
-    "dropout_rate",
-)
 
 
 def with_dropout(compared: Compared, plan: Plan) -> Plan:
@@ -83,7 +72,7 @@ def _numbers(module: nn.Module) -> Iterator[tuple[str, float]]:
             yield f"{path}.p".strip("."), part.p
             continue
         for name, value in vars(part).items():
-            if type(value) in (float, int) and 0 <= value < 1 and name in _DROPS:
+            if type(value) in (float, int) and 0 <= value < 1 and books_name(name, ["dropout"]):
                 yield f"{path}.{name}".strip("."), value
 
 

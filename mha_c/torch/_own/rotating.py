@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
+from ..._recognize.roles import says
 from .._private import on_cpu
 from ..grouped import turned
 from .watched import words_of
 
 _SAYS = re.compile("cos|sin|polar|complex|rotat|rotary|rope|freqs", re.IGNORECASE)
-_BASES = "base theta rope_theta freq_base rope_base rotary_base rope_freq_base".split()
 _USUAL = 10000.0, 500000.0, 1000000.0
 
 
@@ -35,15 +35,9 @@ class Rotary(NamedTuple):
     table: Optional[Table] = None
 
 
-def role_of(name: str) -> str:
-    """ "cos", "sin" or "freqs" of a parameter that takes a table, else ""."""
-    found = re.fullmatch("(cos)(ines?)?|(sin)(es?)?|(freqs)(_cis|_complex)?", name.lower())
-    return next(filter(None, (found[1], found[3], found[5])), "") if found else ""
-
-
 def tables_for(roles: list[str], features: int) -> list[Optional[Table]]:
     """The tables that a call with these roles may take; [None] where it takes none."""
-    kinds = ["complex"] if "freqs" in roles else ["half", "twice", "each twice"] if "cos" in roles else []
+    kinds = ["complex"] if "cis" in roles else ["half", "twice", "each twice"] if "cos" in roles else []
     return [Table(kind, longer, features) for kind in kinds for longer in (True, False)] or [None]
 
 
@@ -51,7 +45,7 @@ def given_for(table: Table, n: int) -> dict[str, Tensor]:
     """Such a table for n rows."""
     cos, sin = _turns(n + 3 * table.longer, table.features, _USUAL[0], torch.float32)
     if table.kind == "complex":
-        return {"freqs": torch.complex(cos, sin)}
+        return {"cis": torch.complex(cos, sin)}
     if table.kind == "twice":
         cos, sin = (torch.cat((x, x), -1) for x in (cos, sin))
     elif table.kind == "each twice":
@@ -62,7 +56,7 @@ def given_for(table: Table, n: int) -> dict[str, Tensor]:
 def turns_of(table: Table, given: dict[str, Any], n: int) -> Any:
     """(cosines, sines) (n, D/2) of the tables of a call; None where they are of another form."""
     if table.kind == "complex":
-        found = given["freqs"]
+        found = given["cis"]
         if type(found) is not Tensor or found.dtype is not torch.complex64 or found.dim() != 2:
             return None
         pair = found.real, found.imag
@@ -91,7 +85,7 @@ def rotaries(module: nn.Module, table: Optional[Table] = None) -> Iterator[Rotar
         return
     if not any(map(_SAYS.search, words_of(module)[1])):
         return
-    told: Any = [getattr(part, name, None) for part in module.modules() for name in _BASES]
+    told: Any = [getattr(part, name, None) for part in module.modules() for name in dir(part) if says("base", name)]
     bases = [float(x) for x in told if type(x) in (int, float) and x > 1]
     for base in dict.fromkeys([*bases, *_USUAL]):
         yield Rotary(False, base)
