@@ -39,13 +39,11 @@ LEGEND = {
 IN_TABLE = ("M1", "M3", "M5", "M6", "M7", "M10", "A2", "A3", "S512d64c", "S2048d64", "S37d64")
 IN_TRAINING = ("M5", "M7", "M14", "A2", "A3", "S128p")
 IN_README = {  # (kind, case), and what it is to somebody who knows the book
-    ("evaluation", "M1"): "multi-head attention, first example",
-    ("evaluation", "M5"): "attention of the first edition's Transformer",
-    ("evaluation", "A3"): "Bahdanau attention, a step",
-    ("evaluation", "M7"): "attention of d2l 1.0's Transformer",
-    ("training", "M7"): "the same, in training",
-    ("encoder", "forward"): "the whole encoder of that Transformer",
-    ("encoder", "training"): "the same, in training",
+    ("evaluation", "M1"): "NumPy: multi-head\nattention, first example",
+    ("evaluation", "M5"): "NumPy: attention, first\nedition's Transformer",
+    ("evaluation", "M7"): "NumPy: attention,\nd2l 1.0's Transformer",
+    ("encoder", "forward"): "torch: whole encoder\nof d2l 1.0",
+    ("encoder", "training"): "torch: the same,\nin training",
 }
 UNDATED = {"Date": None}  # the same bytes for the same figures
 OLD = 150  # commits: figures older than that are called so
@@ -159,8 +157,8 @@ def main(*sources):
 
 def readme_chart(known):
     """How many times faster, a bar a processor; what was not measured has none."""
-    matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 9})
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 11.5})
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.add_subplot()
     height = 0.8 / len(known)
     for i, (name, facts) in enumerate(known.items()):
@@ -171,7 +169,7 @@ def readme_chart(known):
             ratio = found if kind == "encoder" else found["times_faster"]
             at = j + (i - (len(known) - 1) / 2) * height
             axes.barh(at, ratio - 1, left=1, height=0.9 * height, color=SHADES[i], label=None if j else name)
-            axes.text(ratio * 1.03, at, f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}", va="center", fontsize=7)
+            axes.text(ratio * 1.03, at, f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}", va="center", fontsize=10.5)
     axes.set_xscale("log")
     axes.set_xlim(1, 22)
     axes.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
@@ -180,7 +178,7 @@ def readme_chart(known):
     axes.set_ylim(len(IN_README) - 0.5, -0.5)
     axes.set_xlabel("times as fast as the book's code, on one thread of a CPU")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False, fontsize=8)
+    axes.legend(loc="lower right", frameon=False)
     return figure
 
 

@@ -26,6 +26,7 @@ nb_execution_timeout = 600
 nb_ipywidgets_js = {}
 nb_merge_streams = True  # what a cell prints is one box
 exclude_patterns = ["_build", "files"]
+highlight_language = "none"  # a box without a language is what another one printed, or for a shell
 html_theme = "furo"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]

@@ -22,7 +22,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from chromium import Browser, Shown  # noqa: E402
+from chromium import MATRIX, Browser, Shown  # noqa: E402
 
 FOLDER = ROOT / "docs" / "img"
 DRAWN = "return document.querySelectorAll('[data-mhac]:not([data-mhac-ready])').length === 0"
@@ -81,7 +81,6 @@ PLAYGROUND = {  # picture: width, height or None for all of the page, density, c
     "playground": (1024, 900, 1, "light", "ch=all"),
     "playground-why": (1024, 900, 1, "light", "part=gradients&causal=top_left&row=4"),
     "playground-phone": (390, 844, 1, "light", "ch=dot"),
-    "playground-phone-dark": (390, 844, 1, "dark", "ch=additive"),
     "lecture-1-pooling": (1024, 768, 1, "light", "ch=pooling"),
     "lecture-2-dot": (1024, 768, 1, "light", "ch=dot&last=cold"),
     "lecture-3-additive": (1024, 768, 1, "light", "ch=additive"),
@@ -120,19 +119,10 @@ def press_next(view, times):
     view.browser.run("return new Promise(done => setTimeout(done, 1500))")  # numbers move to their places
 
 
-def top_of(name, width, height):
-    """The upper part of a picture, as small as a page shows it beside another."""
-    with Image.open(FOLDER / f"{name}.png") as image:
-        part = image.convert("RGB").crop((0, 0, image.width, image.width * height // width))
-        small, file = part.resize((width, height), Image.Resampling.LANCZOS), io.BytesIO()
-    small.save(file, "PNG")
-    return file.getvalue()
-
-
 def on_it(view):
     """The last head, and what "it" gives to "cat": the keys move from the largest weight's cell."""
     view.press("3")
-    view.focus(".mhac-matrix .mhac-stage")
+    view.focus(MATRIX)
     for _ in range(100):
         query, key, _ = view.pair()
         if (query, key) == (8, 1):
@@ -140,6 +130,20 @@ def on_it(view):
         view.press(*["ArrowDown"] * (query < 8), *["ArrowUp"] * (query > 8))
         view.press(*["ArrowRight"] * (key < 1), *["ArrowLeft"] * (key > 1))
     raise RuntimeError("the cell of it and cat was not reached")
+
+
+def pointed_at_it(view):
+    """The same with the pointer on that cell, which shows the two words and the weight."""
+    on_it(view)
+    view.point(MATRIX, 0.256, 0.79)
+
+
+def down_to_it(data):
+    """Of a picture that is 760 wide: the heads, and the matrix down to the row of "it"; as wide as the README's
+    chart, because a table gives its columns room by the widths of their pictures."""
+    part, file = Image.open(io.BytesIO(data)).convert("RGB").crop((30, 124, 1110, 754)), io.BytesIO()
+    part.resize((720, 420), Image.Resampling.LANCZOS).save(file, "PNG")
+    return file.getvalue()
 
 
 def write(name, data):
@@ -157,7 +161,7 @@ def pages(browser):
         folder = Path(name)
         view = written_by_the_page("heat-maps.md", folder, "attention.html").read_text(encoding="utf-8")
         write("view", shown(browser, view, 900, on_it))
-        write("first", top_of("view", 640, 440))
+        write("first", down_to_it(shown(browser, view, 760, pointed_at_it)))
         write("heads", written_by_the_page("heat-maps.md", folder, "heads.png").read_bytes())
         for file in "steps.html", "tiles.html":
             text = written_by_the_page("seeing.md", folder, file).read_text(encoding="utf-8")

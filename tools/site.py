@@ -34,8 +34,8 @@ BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE, DOCTREES = BUILT / "source", BUILT / "html", BUILT / "doctrees"
 GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
     "For users": "start colab from-d2l from-torch from-bertviz masks what-each-layer-can-do heat-maps heads check "
-    "your-own-attention seeing command scale-out",
-    "For teachers": "lecture grading browser notebooks",
+    "your-own-attention seeing notebooks command scale-out",
+    "For teachers": "lecture grading browser",
 }
 FOR_CONTRIBUTORS = """docs/how-it-works docs/attention-in-c csrc/kernels/README docs/compatibility docs/promises
 docs/accuracy docs/webassembly benchmarks/README CONTRIBUTING RELEASING SECURITY CHANGELOG""".split()
@@ -204,8 +204,9 @@ def site_links(text, folder):
     if PLAYGROUND.exists():  # `make docs` has made it; where it is not there, its name stays a name
         chapter = rf'<a href="{up}playground.html\1">playground.html\1</a>'
         text = re.sub(r"`build/playground\.html(#[^`]*)`", chapter, text)
-        save = f'<a href="{up}playground.html" download>save it</a>'
-        text = text.replace("`build/playground.html`", f'<a href="{up}playground.html">playground.html</a> ({save})')
+        save = "下载" if folder.name == "zh" else "save it"
+        page = f'<a href="{up}playground.html">playground.html</a> (<a href="{up}playground.html" download>{save}</a>)'
+        text = re.sub(r"`build/playground\.html`( \(`make playground`\)|（`make playground`）)?", page, text)
 
     def on_site(link):
         words, target = link.groups()
