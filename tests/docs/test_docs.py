@@ -82,17 +82,25 @@ def test_there_are_pages_with_code():
     assert sum(len(boxes(page)) for page in ALONE) > 40
 
 
+@pytest.fixture(scope="module")
+def pasted(tmp_path_factory):
+    """{code of a box: (its exit status, what it printed)}, of all pages: what they need is imported once for all."""
+    codes = sorted({code for page in ALONE for code, _ in boxes(page)})
+    file = tmp_path_factory.mktemp("boxes") / "boxes.json"
+    file.write_text(json.dumps(codes), encoding="utf-8")
+    here = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests" / "support")])
+    program = ROOT / "tests" / "support" / "boxes.py"
+    done = children.python("-W", "error", program, file, MPLBACKEND="agg", PYTHONPATH=here)
+    return dict(zip(codes, json.loads(done.stdout)))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="boxes are run by fork")
 @pytest.mark.parametrize("page", ALONE, ids=label)
-def test_each_box_pasted_alone_in_an_empty_folder_prints_what_the_page_says(page, tmp_path):
+def test_each_box_pasted_alone_in_an_empty_folder_prints_what_the_page_says(page, pasted):
     """In an environment with what the box names: torch, d2l, matplotlib.  `...` ends what is only begun."""
-    codes, expected = zip(*boxes(page))
-    needed(codes)
-    here = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests" / "support")])
-    (tmp_path / "boxes.json").write_text(json.dumps(codes), encoding="utf-8")
-    program = ROOT / "tests" / "support" / "boxes.py"
-    done = children.python("-W", "error", program, tmp_path / "boxes.json", MPLBACKEND="agg", PYTHONPATH=here)
-    for code, wanted, (status, said) in zip(codes, expected, json.loads(done.stdout)):
+    needed([code for code, _ in boxes(page)])
+    for code, wanted in boxes(page):
+        status, said = pasted[code]
         assert status == 0, f"{code}\n{said}"
         if wanted is not None and wanted.endswith("\n...\n"):
             assert said.startswith(wanted[: -len("...\n")]), code
