@@ -89,8 +89,8 @@ def interrupted(call):
 
     def send():
         started = time.clock_gettime(MAIN)
-        while time.clock_gettime(MAIN) < started + 0.15:
-            time.sleep(0.01)
+        while time.clock_gettime(MAIN) < started + 0.05:
+            time.sleep(0.005)
         sent.append(time.clock_gettime(MAIN))
         os.kill(os.getpid(), signal.SIGINT)
 

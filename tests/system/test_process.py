@@ -292,7 +292,7 @@ def test_a_fork_in_a_signal_handler_ends_the_call_of_the_child(in_child):
         """
         n, seconds, parent, children = 500, 0.0, os.getpid(), []
         mha_c.set_num_threads(2)
-        while seconds < 0.25:  # so that the signal is asked for during a call
+        while seconds < 0.1:  # so that the signal is asked for during a call
             n, start = 2 * n, time.perf_counter()
             q = np.random.default_rng(1).standard_normal((1, 16, n, 64), dtype=np.float32)
             first = F.dot_product_attention(q, q, q).tobytes()

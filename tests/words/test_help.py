@@ -2,6 +2,7 @@
 
 import abc
 import pydoc
+import re
 
 import pytest
 
@@ -9,9 +10,10 @@ import mha_c
 
 
 def test_help_of_a_layer_is_short_and_begins_with_an_example():
-    lines = pydoc.render_doc(mha_c.MultiHeadAttention, renderer=pydoc.plaintext).splitlines()
-    assert len(lines) < 200
-    assert any(">>> mha(X, X, X" in line for line in lines[:24]), "on the first screen"
+    text = pydoc.render_doc(mha_c.MultiHeadAttention, renderer=pydoc.plaintext)
+    assert len([word for word in text.split() if word != "|"]) < 1200  # not lines: Python 3.13 breaks signatures
+    first_screen = re.sub(r"\(\n[^)]*\)", "()", text).splitlines()[:24]  # signatures that are broken count as a line
+    assert any(">>> mha(X, X, X" in line for line in first_screen)
     assert {"view", "backward", "attention_weights", "state_dict"} <= set(dir(mha_c.MultiHeadAttention))
 
 
