@@ -214,6 +214,12 @@ def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[
     the active instruction set, or None) of a layer of mha_c.torch; None where one call does not stand for calling its
     children.  layout: a `Layout`, which tells what that means."""
 
+def without_none(tensors: Tuple[Any, ...], /) -> Tuple[Tuple[Any, ...], int]:
+    """(those that are not None, a number whose bit i says that tensors[i] is None)"""
+
+def with_none(present: Tuple[Any, ...], absent: int, /) -> Tuple[Any, ...]:
+    """The tensors that without_none got."""
+
 # --- What a call will do: csrc/layer/explain.c --------------------------------------------------
 
 _Facts = Dict[str, Any]

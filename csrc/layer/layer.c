@@ -179,6 +179,17 @@ mha_layer_place_inputs(mha_layer_job *job)
     job->attention.v = by_heads(&job->inputs[MHA_VALUES], kv_heads);
 }
 
+/* The attention that is computed; its addresses are those that there are so far. */
+static const mha_attention_args *
+computed(mha_layer_job *job)
+{
+    if (job->attention.kv_heads == job->attention.heads) {
+        return &job->attention;
+    }
+    mha_fold_heads(&job->attention, &job->folded);
+    return &job->folded;
+}
+
 static void
 place_memory(mha_layer_job *job)
 {
@@ -193,7 +204,7 @@ place_memory(mha_layer_job *job)
         .head_stride = features / (ptrdiff_t)job->args->num_heads,
         .row_stride = features,
     };
-    mha_fold_heads(&job->attention, &job->folded);
+    (void)computed(job);
     mha_attention_place(&job->attention_job, &job->scratch);
 }
 
@@ -393,8 +404,7 @@ mha_layer_plan(mha_layer_job *job, const mha_kernels *kernels, const mha_layer_a
     mha_status status = mha_layer_describe(job, kernels, args);
 
     if (status == MHA_OK) {
-        mha_fold_heads(&job->attention, &job->folded);
-        status = mha_attention_init(&job->attention_job, kernels, &job->folded, pass, &job->scratch);
+        status = mha_attention_init(&job->attention_job, kernels, computed(job), pass, &job->scratch);
     }
     if (status == MHA_OK) {
         plan_projections(job, pass);

@@ -26,7 +26,7 @@ typedef struct {
     const mha_layer_args *args;
     const mha_kernels *kernels;
     mha_attention_args attention;
-    mha_attention_args folded; /* what is computed: see mha_fold_heads */
+    mha_attention_args folded; /* computed where heads share keys: see mha_fold_heads */
     mha_attention_job attention_job;
     mha_layer_input inputs[MHA_N_INPUTS];
     mha_interval *needed; /* the needed rows of keys of each item, and behind them those of values of each item */

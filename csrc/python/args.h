@@ -311,6 +311,8 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(layer_step, 15, 16) \
     X(layer_backward, 13, 14) \
     X(layer_parts, 2, 2) \
+    X(without_none, 1, 1) \
+    X(with_none, 2, 2) \
     X(serve_tensors, 5, 5) \
     X(pack_linear, 1, 1) \
     X(linear, 2, 2) \

@@ -69,6 +69,26 @@ class RotatesHeads(AttendsHeads, DecodingModule):
     def _rotates_as_made(self) -> bool:
         return type(self)._rope is RotatesHeads._rope and "_rope" not in self.__dict__
 
+    def _refusal(self, error: Exception, inputs: dict[str, Any], valid_lens: Any = None) -> Optional[Exception]:
+        """What is wrong with the inputs of a call that has failed, in our words, without a traceback: the caller's line
+        comes next.  None if nothing is.  (A call that has not failed is not looked at.)"""
+        try:
+            if calls.is_of_a_library(error):
+                self._check_named(inputs, valid_lens)
+        except (TypeError, ValueError) as found:
+            return found.with_traceback(None)
+        return error.with_traceback(None) if calls.is_refusal(error) else None
+
+    def _check_named(self, inputs: dict[str, Any], valid_lens: Any) -> None:
+        if isinstance(inputs.get("keys"), ProjectedKeyValues):
+            inputs = {"queries": inputs["queries"]}
+        if "X" not in inputs and any(x is None for x in inputs.values()):
+            raise calls.missing(type(self).__name__, **inputs)
+        if "keys" in inputs:
+            calls.check_order(type(self).__name__, inputs["keys"], inputs["values"], valid_lens)
+        for (name, x), (_, child) in zip(inputs.items(), self._layout.slots):
+            check_projected(getattr(self, child), name, x)
+
     def _options(self, q: Tensor, k: Tensor, lens: Any, causal: Any) -> dict[str, Any]:
         """What the book's lines give to scaled_dot_product_attention behind q, k, v."""
         raise NotImplementedError
@@ -189,43 +209,41 @@ class GQAAttention(RotatesHeads):
             kv._keys = self._rope(heads).transpose(1, 2).flatten(2)
         return kv
 
-    @calls.checks_names
+    @calls.shows_names
     def forward(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
-        causal: Causal = None, cache: Optional[KeyValueCache] = None,
+        causal: Causal = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
-        if isinstance(queries, Proxy):
-            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), causal=causal, cache=cache)
-        if cache is not None:
-            self._check_looks_back(causal)
-            return self._step(cache, (queries, keys, values), valid_lens)
-        name, projected = type(self).__name__, isinstance(keys, ProjectedKeyValues)
-        if projected:
-            k_rows, v_rows, valid_lens = keys._given_to(self, queries, values, valid_lens)
-            keys = values = queries  # as good as any that fit
-        if keys is None or values is None or queries is None:
-            raise calls.missing(name, queries=queries, keys=keys, values=values)
-        calls.check_order(name, keys, values, valid_lens)
-        if projected:
-            check_projected(self.W_q, "queries", queries)
-            keys = k_rows
-            q, k, v = (x.unflatten(2, (-1, self.head_dim)) for x in (self.W_q(queries), k_rows, v_rows))
-        else:
-            q, k, v = self._heads((queries, keys, values))
-        corner = core_corner(of_numpy.corner(self.causal, valid_lens, causal), queries, keys)
-        joined = self._joined(q, k, v, valid_lens, corner, projected)
-        found: Tensor = self.W_o(joined)
-        return found
+        try:
+            if misnamed:
+                raise calls.misnamed(self, "forward", misnamed)
+            if isinstance(queries, Proxy):
+                return leaf_of_a_graph(self, (queries, keys, values, valid_lens), causal=causal, cache=cache)
+            if cache is not None:
+                self._check_looks_back(causal)
+                return self._step(cache, (queries, keys, values), valid_lens)
+            rows: Any = keys, values
+            if projected := isinstance(keys, ProjectedKeyValues):
+                *rows, valid_lens = keys._given_to(self, queries, values, valid_lens)
+            q, k, v = self._heads((queries, *rows), projected)
+            corner = core_corner(of_numpy.corner(self.causal, valid_lens, causal), queries, rows[0])
+            found: Tensor = self.W_o(self._joined(q, k, v, valid_lens, corner, projected))
+            return found
+        except Exception as error:
+            inputs = {} if misnamed else {"queries": queries, "keys": keys, "values": values}
+            refusal = self._refusal(error, inputs, valid_lens)
+            if refusal is None:
+                raise
+            raise refusal from None
 
     def _kv_heads(self) -> int:
         return self.num_kv_heads
 
-    def _heads(self, inputs: Any) -> Any:
-        children, names = (self.W_q, self.W_k, self.W_v), ("queries", "keys", "values")
-        for child, name, x in zip(children, names, inputs):
-            check_projected(child, name, x)
-        return [child(x).unflatten(2, (-1, self.head_dim)) for child, x in zip(children, inputs)]
+    def _heads(self, inputs: Any, projected: bool = False) -> Any:
+        q, k, v = inputs
+        q, k, v = self.W_q(q), k if projected else self.W_k(k), v if projected else self.W_v(v)
+        return [x.unflatten(2, (-1, self.head_dim)) for x in (q, k, v)]
 
     def _corner(self, valid_lens: Any, causal: Any) -> Any:
         return of_numpy.corner(self.causal, valid_lens, causal)
@@ -296,22 +314,30 @@ class CausalAttention(RotatesHeads):
         self.W_qkv = nn.Linear(hiddens, 3 * hiddens, bias, **place)
         self.W_o = nn.Linear(hiddens, hiddens, bias, **place)
 
-    @calls.checks_names
+    @calls.shows_names
     def forward(
         self, X: Tensor, *others: Any, causal: Causal = True, cache: Optional[KeyValueCache] = None,
-        valid_lens: Any = None,
+        valid_lens: Any = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
-        if isinstance(X, Proxy):
+        try:
+            if misnamed:
+                raise calls.misnamed(self, "forward", misnamed)
+            if causal is not True:
+                of_numpy.check_is_causal(causal)
+            if cache is None and valid_lens is None and not isinstance(X, Proxy):
+                q, k, v = self._heads((X,))
+                found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
+                return found
             counts = of_numpy.counted(cache, others, valid_lens)
-            return leaf_of_a_graph(self, (X,), causal=causal, cache=cache, valid_lens=counts)
-        of_numpy.check_is_causal(causal)
-        counts = of_numpy.counted(cache, others, valid_lens)
-        if cache is not None:
+            if isinstance(X, Proxy):
+                return leaf_of_a_graph(self, (X,), causal=causal, cache=cache, valid_lens=counts)
             return self._step(cache, (X, X, X), counts)
-        q, k, v = self._heads((X,))
-        found: Tensor = self.W_o(self._joined(q, k, v, None, "top_left"))
-        return found
+        except Exception as error:
+            refusal = self._refusal(error, {} if misnamed else {"X": X})
+            if refusal is None:
+                raise
+            raise refusal from None
 
     def _corner(self, valid_lens: Any, causal: Any) -> Any:
         return "top_left"
@@ -320,9 +346,7 @@ class CausalAttention(RotatesHeads):
         return {"is_causal": True}
 
     def _heads(self, inputs: Any) -> Any:
-        W_qkv, X = self.W_qkv, inputs[0]
-        check_projected(W_qkv, "X", X)
-        return W_qkv(X).unflatten(2, (3, self.num_heads, -1)).unbind(2)
+        return self.W_qkv(inputs[0]).unflatten(2, (3, self.num_heads, -1)).unbind(2)
 
     def _for_core(self, parameters: Parameters) -> Parameters:
         assert parameters.W_k is not None  # all three, as the layout says

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..._core import attention_backward, attention_forward, layer_backward
+from ..._core import attention_backward, attention_forward, layer_backward, with_none, without_none
 from ..._layer.kept_weights import Kept, for_backward
 from .._private import quick_apply, watched
 from .._tensors import mask_for_core, optional_tensor
@@ -33,19 +33,17 @@ N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
 N_INPUTS = 3
 
 
-def save(ctx: Any, tensors: Any) -> None:
-    """Save tensors for the backward pass.  `saved_tensors` then holds no None, at which programs that draw graphs
-    fail: its places are noted beside it."""
-    ctx.save_for_backward(*[x for x in tensors if x is not None])
-    ctx.absent = [i for i, x in enumerate(tensors) if x is None]
+def save(ctx: Any, tensors: Any) -> int:
+    """Save tensors for the backward pass, and return where None was, for `saved`: programs that draw graphs fail at a
+    None among `saved_tensors`."""
+    present, absent = without_none(tensors)
+    ctx.save_for_backward(*present)
+    return absent
 
 
-def saved(ctx: Any) -> tuple[Any, ...]:
+def saved(ctx: Any, absent: int) -> tuple[Any, ...]:
     """The tensors, None where there was none.  Raises if one was changed in place, or the graph was freed."""
-    found = list(ctx.saved_tensors)
-    for place in ctx.absent:
-        found.insert(place, None)
-    return tuple(found)
+    return with_none(ctx.saved_tensors, absent)
 
 
 # --- A whole layer ----------------------------------------------------------------------------------------
@@ -58,20 +56,18 @@ class LayerFunction(Function):
     def forward(ctx: Any, call: LayerCall, done: tuple[Tensor, Kept], *tensors: Any) -> Tensor:
         out, kept = done
         if kept.context.nbytes < LARGE_BYTES:
-            save(ctx, tensors)
-            ctx.of_call = call, kept
+            ctx.of_call = call, kept, save(ctx, tensors)
         else:
             W_q, W_k = tensors[N_INPUTS], tensors[N_INPUTS + 1]  # without them, copies for attention_weights alone
             q, k = None if W_q is None else kept.q, None if W_k is None else kept.k
             large = q, k, kept.row_max, kept.row_sum, kept.values, kept.context
-            save(ctx, (*tensors, *map(optional_tensor, large)))
-            ctx.of_call = call, None
+            ctx.of_call = call, None, save(ctx, (*tensors, *map(optional_tensor, large)))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> Any:
-        tensors = saved(ctx)
-        call, kept = ctx.of_call
+        call, kept, absent = ctx.of_call
+        tensors = saved(ctx, absent)
         if kept is None:
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, call.valid_lens, *others)
@@ -227,8 +223,7 @@ class WeightsFunction(Function):
 
     @staticmethod
     def forward(ctx: Any, shown: Shown, *tensors: Any) -> Tensor:
-        save(ctx, tensors)
-        ctx.source, ctx.gone = shown.source, shown.gone
+        ctx.source, ctx.gone, ctx.absent = shown.source, shown.gone, save(ctx, tensors)
         ctx.changed = not shown.gone and shown.source.has_changed(tensors)
         # For a compiled call the backward pass compares numbers.  For that keep the recipe and not the result: the
         # result refers to this node, and nothing would free such a cycle.
@@ -239,7 +234,7 @@ class WeightsFunction(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.gone:
             raise RuntimeError(GONE)
-        source, tensors, needs = ctx.source, saved(ctx), ctx.needs_input_grad[1:]
+        source, tensors, needs = ctx.source, saved(ctx, ctx.absent), ctx.needs_input_grad[1:]
 
         def weights_of(*arguments: Any) -> Any:
             weights = source.weights(*arguments).reshape(grad.shape)
@@ -278,15 +273,15 @@ class AttentionFunction(Function):
         out, weights, lse, statistics = done
         if call.valid_lens is not None:  # the caller may change them before the backward pass
             call = call._replace(valid_lens=np.array(call.valid_lens))
-        save(ctx, (*tensors, out, *statistics))
-        ctx.call = call
+        ctx.of_call = call, save(ctx, (*tensors, out, *statistics))
         ctx.set_materialize_grads(False)
         return out, weights, lse
 
     @staticmethod
     def backward(ctx: Any, grad_out: Optional[Tensor], *of_extras: Any) -> Any:
-        *tensors, out, row_max, row_sum = saved(ctx)
-        given, call, needs = AttentionTensors._make(tensors), ctx.call, ctx.needs_input_grad[2:]
+        call, absent = ctx.of_call
+        *tensors, out, row_max, row_sum = saved(ctx, absent)
+        given, needs = AttentionTensors._make(tensors), ctx.needs_input_grad[2:]
         if not (grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or watched()):
             try:
                 mask, terms = mask_for_core(given.keep_mask), given.terms(call.softcap)

@@ -121,13 +121,12 @@ def _layer_grads_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
     tensors = (*inputs[:13], inputs[16])
-    save(ctx, (*tensors, *output[1:]))
-    ctx.options = inputs[13:16]
+    ctx.options, ctx.absent = inputs[13:16], save(ctx, (*tensors, *output[1:]))
     ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:3], *inputs[4:13])]
 
 
 def _autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
-    tensors = saved(ctx)
+    tensors = saved(ctx, ctx.absent)
     (*inputs, seed), tape = tensors[:14], tensors[14:]
     if torch.is_grad_enabled():  # create_graph
         call = LayerCall._make((inputs[3], *ctx.options, seed))

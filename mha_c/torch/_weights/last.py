@@ -219,8 +219,8 @@ def last_of(call: AttentionCall, tensors: AttentionTensors, found: Attended, giv
     else:
         q, k = (x.clone() if own else x for x, own in zip(tensors[:2], given))
         lens = lens.clone() if isinstance(lens, Tensor) and any(given) else lens
-        masks = (x if x is None else x.detach() for x in (tensors.keep_mask, tensors.bias))
-        kept = Scored(q, k, tensors.w_v, lens, call.empty_rows, call.causal, *masks)
+        mask, bias = tensors.keep_mask, None if tensors.bias is None else tensors.bias.detach()
+        kept = Scored(q, k, tensors.w_v, lens, call.empty_rows, call.causal, mask, bias)
     if in_transform():
         return Last(kept, found.out.dtype)  # with all that the transform knows of it
     source = None
