@@ -19,7 +19,7 @@ from .._layers_with_heads import n_positional, roles_of
 from ._call import formulas
 from ._call.attention import any_needs_grad
 from ._call.checks import lengths_of_causal
-from ._call.children import Parts
+from ._call.children import Parts, standard_parts
 from ._call.choice import CORE, GENERAL, WHY, choose, parts_for_core
 from ._call.dropout import rate
 from ._call.inputs import check_call, checked_inputs, children_of, copied, materialize
@@ -50,7 +50,8 @@ def explained(
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
         module = copied(module)
         _draw(module, inputs)
-    way, parts = choose(module, queries, keys, values, valid_lens)
+    parts = standard_parts(module)
+    way = choose(parts, inputs, valid_lens)
     counts = queries.shape[0], module.num_heads, queries.shape[1], _n_keys(cache, keys.shape[1])
     facts: Facts = {**_told(queries, way, WHY[way]), "attention": dict(zip(COUNTS, counts))}
     lens = check_call(module, children_of(module, projected), queries, keys, values, valid_lens)

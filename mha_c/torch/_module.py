@@ -23,7 +23,7 @@ from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general
 from ._call.checks import lengths_of_causal
-from ._call.children import Layout, all_plain
+from ._call.children import Layout, all_plain, standard_parts
 from ._call.choice import choose, in_one_call, parts_for_core
 from ._call.inputs import checked_inputs, materialize
 from ._call.records import Parameters
@@ -259,7 +259,8 @@ class AttentionModule(DecodingModule, Viewable):
             lens = of_causal(causal, queries, keys, valid_lens)
         if not plain:
             return general.by_the_book(self, inputs, lens, training, projected, steps)
-        way, parts = choose(self, queries, keys, values, lens)
+        parts = standard_parts(self)
+        way = choose(parts, inputs, lens)
         parts = parts.for_projected() if parts is not None and projected else parts
         found = in_one_call(self, way, parts, inputs, lens, training, steps)
         if found is not None:

@@ -10,7 +10,7 @@ import mha_c
 import needs
 import own_device
 from mha_c import torch as ours
-from mha_c.torch._call import attention, choice, core, formulas, general
+from mha_c.torch._call import attention, children, choice, core, formulas, general
 from mha_c.torch._decoder import decoding
 from torch_modules import layers
 
@@ -72,7 +72,7 @@ def test_the_operator_is_said_inside_a_compiler(monkeypatch):
         x = torch.randn(2, 4, 12)
         for module in (choice, core, attention):
             monkeypatch.setattr(module, "is_compiling", lambda: True, raising=False)
-        assert choice.choose(layer, x, x, x, None)[0] == "operator"
+        assert choice.choose(children.standard_parts(layer), (x, x, x), None) == "operator"
         monkeypatch.undo()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
@@ -12,12 +13,10 @@ from ..._core import layer_parts
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from .._tensors import FLOATS, common_type, exporting, is_compiling
 from .packed import Packed
-from .records import Parameters, new_record
+from .records import Parameters
 
 
-class Layout(NamedTuple):
-    """What the children of a layer must be so that one call can replace their calls: csrc/python/torch/children.c."""
-
+class _Layout(NamedTuple):
     slots: tuple[tuple[int, str], ...]  # places among the Parameters; names of the children
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
     linear: type
@@ -28,6 +27,13 @@ class Layout(NamedTuple):
     words: tuple[str, ...]
     tensors: tuple[type, ...]  # types of parameters; none: any
     record: type[Parameters]
+
+
+class Layout(_Layout):
+    """What the children of a layer must be so that one call can replace their calls: csrc/python/torch/children.c.
+
+    A class of layers has one, which never changes.
+    """
 
     @classmethod
     def of(cls, slots: Any, inner: Any = None, methods: Any = (), dropout: Any = nn.Dropout) -> Layout:
@@ -43,12 +49,15 @@ class Layout(NamedTuple):
         types = Tensor, nn.Parameter
         return cls(slots, inner, nn.Linear, dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, Parameters)
 
-    def of_any_tensors(self) -> Any:
-        return new_record(Layout, (*self[:8], (), self.record))
+    @cached_property
+    def of_any_tensors(self) -> Layout:
+        """For parameters of any class."""
+        return self._replace(tensors=())
 
-    def of_attention(self) -> Any:
-        """For attention alone: the projections are called one by one."""
-        return new_record(Layout, (attention_slots(self.slots), *self[1:]))
+    @cached_property
+    def of_attention(self) -> Layout:
+        """For attention alone, with parameters of any class: the projections are called one by one."""
+        return self._replace(slots=attention_slots(self.slots), tensors=())
 
 
 class Parts(NamedTuple):
@@ -87,8 +96,8 @@ def standard_parts(module: Any, attention_alone: bool = False) -> Optional[Parts
     """The parts of a layer, or of its attention; None where one call cannot replace the calls of all children."""
     if is_compiling():
         return parts_in_python(module, attention_alone)
-    layout = module._layout.of_any_tensors()
-    found = layer_parts(module, layout.of_attention() if attention_alone else layout)
+    layout = module._layout
+    found = layer_parts(module, layout.of_attention if attention_alone else layout.of_any_tensors)
     return None if found is None else Parts._make(found)
 
 

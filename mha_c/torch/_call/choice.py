@@ -22,7 +22,7 @@ from ..._core import layer_parts
 from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu, watched
 from .._tensors import PLAIN, elsewhere, exporting, is_compiling
 from . import core, ops
-from .children import Parts, standard_parts
+from .children import Parts
 
 CORE, OPERATOR, GENERAL = "core", "operator", "general"
 WHY = {
@@ -32,30 +32,23 @@ WHY = {
 }
 
 
-def parts_for_core(module: Any, queries: Any, keys: Any, values: Any, layout: Any = None) -> Any:
+def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Any:
     """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
     if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or is_compiling():
         return None
-    return layer_parts(module, layout or module._layout) if quickly_on_cpu(queries) and not watched() else None
+    return layer_parts(module, module._layout) if quickly_on_cpu(queries) and not watched() else None
 
 
-def choose(
-    module: Any, queries: Any, keys: Any, values: Any, valid_lens: Any, attention_alone: bool = False
-) -> tuple[str, Optional[Parts]]:
-    """(the way of a call with these inputs, the Parts of the layer that it reads or None).
-
-    attention_alone   the inputs have been through the projections
-    """
-    found = standard_parts(module, attention_alone)
-    if found is None:
-        return GENERAL, None
-    layout = module._layout.of_attention() if attention_alone else None
-    parts = None if elsewhere(valid_lens) else parts_for_core(module, queries, keys, values, layout)
-    if parts is not None:
-        return CORE, Parts._make(parts)
-    if is_compiling() and not exporting() and has_operators and on_cpu(queries):
-        return (GENERAL if any_overridden(queries, keys, values) else OPERATOR), found
-    return GENERAL, found
+def choose(parts: Optional[Parts], inputs: Any, valid_lens: Any) -> str:
+    """The way of a call with these inputs; parts: of `standard_parts`."""
+    queries = inputs[0]
+    if parts is None:
+        return GENERAL
+    if is_compiling():
+        operator = not exporting() and has_operators and on_cpu(queries) and not any_overridden(*inputs)
+        return OPERATOR if operator else GENERAL
+    plain = all(x is None or type(x) in PLAIN for x in (*inputs, *parts.parameters))
+    return CORE if plain and quickly_on_cpu(queries) and not (watched() or elsewhere(valid_lens)) else GENERAL
 
 
 def in_one_call(

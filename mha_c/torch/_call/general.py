@@ -31,13 +31,13 @@ from .records import AttentionCall, AttentionTensors
 
 def multi_head(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
     queries, keys, values = inputs
-    in_one = standard_parts(layer, True) is not None  # nothing but projections is replaced: no heads are needed
-    heads = _as_they_are if in_one else layer.transpose_qkv
+    parts = standard_parts(layer, True)  # if there are any, nothing but projections is replaced: no heads are needed
+    heads = layer.transpose_qkv if parts is None else _as_they_are
     queries = heads(layer.W_q(queries))
     keys = heads(keys if projected else layer.W_k(keys))
     values = heads(values if projected else layer.W_v(values))
-    if in_one:
-        output = _attention(layer, (queries, keys, values), valid_lens, training)
+    if parts is not None:
+        output = _attention(layer, parts, (queries, keys, values), valid_lens, training)
         if output is not None:
             return layer.W_o(output)
         queries, keys, values = map(layer.transpose_qkv, (queries, keys, values))
@@ -52,11 +52,9 @@ def _as_they_are(rows: Tensor) -> Tensor:
     return rows
 
 
-def _attention(layer: Any, projected: Any, valid_lens: Any, training: Optional[bool]) -> Optional[Tensor]:
+def _attention(layer: Any, parts: Any, projected: Any, valid_lens: Any, training: Optional[bool]) -> Optional[Tensor]:
     """The attention of all heads, joined, in one call, where nothing but projections is replaced; else None."""
-    queries, keys, values = projected
-    way, parts = choose(layer, queries, keys, values, valid_lens, attention_alone=True)
-    return in_one_call(layer, way, parts, projected, valid_lens, training)
+    return in_one_call(layer, choose(parts, projected, valid_lens), parts, projected, valid_lens, training)
 
 
 def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
@@ -71,8 +69,9 @@ def dot_product(layer: Any, inputs: Any, valid_lens: Any, training: Optional[boo
 def additive(layer: Any, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
     queries, keys, values = inputs
     queries, keys = layer.W_q(queries), keys if projected else layer.W_k(keys)
-    output = _attention(layer, (queries, keys, values), valid_lens, training)  # without an array of all features
-    if output is not None:
+    parts = standard_parts(layer, True)
+    output = _attention(layer, parts, (queries, keys, values), valid_lens, training)
+    if output is not None:  # without an array of all features
         return output
     scores = layer.w_v(torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))).squeeze(-1)
     return _attended(layer, scores, values, valid_lens, training)
