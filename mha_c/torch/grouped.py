@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -15,12 +14,10 @@ from torch.nn import functional as F
 from .. import grouped as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.calls import refuses_at_the_call
-from .._arguments.core_refusals import PackedForOthers
 from .._arguments.options import check_causal_steps, core_corner
 from .._decoder.steps import Decodes
-from ._call import core
 from ._call.children import Layout, Parts
-from ._call.choice import parts_for_core
+from ._call.choice import CORE, in_one_call, parts_for_core
 from ._call.formulas import visible_keys
 from ._call.inputs import check_projected
 from ._call.records import AttentionCall, Parameters
@@ -110,13 +107,13 @@ class RotatesHeads(AttendsHeads, DecodingModule):
         steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(
             num_heads=(self.num_heads, self._kv_heads()), turn=self._turn if self.rope else None
         )
-        found = parts_for_core(self, *inputs)
-        if found is not None:
-            parts = Parts._make(found)
+        parts = parts_for_core(self, *inputs)
+        if parts is not None:
+            parts = Parts._make(parts)
             parts = parts._replace(parameters=self._for_core(parts.parameters))
-            parts, of_one_type = parts.in_one_type(inputs)
-            with suppress(BufferError, PackedForOthers):
-                return core.call(self, parts, of_one_type, None, None, steps, inputs[0].dtype)
+            output = in_one_call(self, CORE, parts, inputs, None, None, steps)
+            if output is not None:
+                return output
         first = cache._steps
         q, k, v = self._heads(inputs)
         if self.rope:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..._arguments.core_refusals import PackedForOthers
 from ..._core import layer_parts
+from ..._recognize import Part
 from .. import functional
 from .._call import core
 from .._call.attention import any_needs_grad
@@ -74,7 +75,7 @@ class How:
         if plan.weights is None:
             return True
         parts = plan.weights.parts
-        single = all(len(own) == 1 and own[0].turned and own[0][3:] == (None, None, ()) for own in parts.values())
+        single = all(len(own) == 1 and own[0] == Part(own[0].weight, own[0].bias) for own in parts.values())
         complete = "w_v" in parts or "W_o" in parts
         return single and complete and plan.weights.num_heads == plan.weights.num_kv_heads
 
