@@ -15,10 +15,10 @@ from .explaining import explanation, is_right
 from .kinds import reason
 from .making import Unmade
 from .rounds import (
-    OF_LENS,
     Run,
     as_mask,
     equal,
+    forms_of_mask,
     in_other_layouts,
     may_be_a_mask,
     rounds,
@@ -134,12 +134,7 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
     for name in list(unknown_names):
         if not takes_masks(student):
             break
-        forms = (
-            (f"{student.kind}_of_mask",)
-            if student.kind in OF_LENS and not student.is_chunked
-            else found[0][0].asked.forms
-        )
-        one = _right_run(runs(student, Round(forms, "mask", name), means, _equals))
+        one = _right_run(runs(student, Round(forms_of_mask(student), "mask", name), means, _equals))
         if one is not None:
             found.append(one)
             unknown_names.remove(name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .._recognize.roles import is_flag
 from .making import constructor_parameters
-from .rounds import OF_LENS
+from .rounds import forms_of_mask
 from .student import Round, Student
 
 # Names of what hides keys, or changes numbers, in a way that the book does not have.
@@ -19,7 +19,6 @@ _ROTATES = re.compile(".*(rope|rotary).*", re.IGNORECASE)
 
 def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
     """For each flag of a right student's constructor: what it says, a student made with it, and what that should be."""
-    of_mask = f"{student.kind}_of_mask" if student.kind in OF_LENS else student.kind
     for each in constructor_parameters(student.mine) if student.is_class else ():
         name, kind, forms = each.name, student.kind, tuple[str, ...]()
         if not isinstance(each.default, bool) or (name in student.chosen and kind != "causal_multi_head"):
@@ -27,7 +26,7 @@ def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
         value = not student.chosen.get(name, each.default)
         if is_flag(each):
             kind = "multi_head" if kind == "causal_multi_head" else kind
-            forms = (of_mask,) if value else (kind,)
+            forms = forms_of_mask(student) if value else (kind,)
             if value and kind == "multi_head" and student.attends_to_itself:
                 kind, forms = "causal_multi_head", ("causal_multi_head",)
         elif value and _ROTATES.fullmatch(name) and kind == "causal_multi_head":

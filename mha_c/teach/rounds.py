@@ -41,16 +41,15 @@ class Run(NamedTuple):
 def rounds(student: Student) -> list[Round]:
     """The comparisons that exercise all that may hide a key; without any, the one of the kind."""
     kind, own = student.kind, _forms(student)
-    of_mask = tuple(f"{form}_of_mask" for form in own) if kind in OF_LENS and not student.is_chunked else own
     made = []
     for name, role in student.takes.items():
         if role == "valid_lens":
             made.append(Round(own, "lens", name))
         elif role == "mask":
-            made.append(Round(of_mask, "mask", name))
+            made.append(Round(forms_of_mask(student), "mask", name))
         elif role == "causal" and kind not in CAUSAL:
             past = ("chunked",) if student.is_chunked else ("causal",)
-            made.append(Round(past if kind == "dot_product" else of_mask, "flag", name))
+            made.append(Round(past if kind == "dot_product" else forms_of_mask(student), "flag", name))
         elif role == "second":
             made.append(Round(own, "second", name))
         elif role == "window" and kind in ("dot_product", "causal"):
@@ -58,6 +57,12 @@ def rounds(student: Student) -> list[Round]:
     if not any(each.role in ("lens", "mask") for each in made):
         made.insert(0, Round(own))
     return made
+
+
+def forms_of_mask(student: Student) -> tuple[str, ...]:
+    """What a student is that is given a mask: kinds of lengths read otherwise then."""
+    own = _forms(student)
+    return tuple(f"{form}_of_mask" for form in own) if student.kind in OF_LENS and not student.is_chunked else own
 
 
 def takes_masks(student: Student) -> bool:

@@ -13,7 +13,7 @@ from .forms import HEADS
 from .masks import CannotSay
 from .mistakes import function
 from .probes import Inputs
-from .rounds import OF_LENS, Run, equal, output, steps_of
+from .rounds import Run, equal, forms_of_mask, output, steps_of
 from .student import Outcome, own_line
 from .words import said, say
 
@@ -55,8 +55,7 @@ def together(found: Sequence[tuple[Run, str]]) -> tuple[list[tuple[str, Any]], l
 
 def _of_mask(run: Run, form: str) -> str:
     """The form that takes a mask."""
-    has_mask = run.student.kind not in OF_LENS or form.endswith("_of_mask") or run.student.is_chunked
-    return form if has_mask else f"{form}_of_mask"
+    return form if form in forms_of_mask(run.student) else f"{form}_of_mask"
 
 
 def _called(one: Run, two: Run, joint: str) -> Optional[_Call]:
