@@ -143,8 +143,16 @@ def _of_check(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--kind", help="what it should compute, if its name does not tell: dot_product, multi_head, ...")
     sub.add_argument("--mask", choices=["attend", "hide", "add"], help="what True means in its mask: the key may be "
                      "seen, or is hidden; or the mask is added to the scores; default: whichever is right")  # fmt: skip
-    sub.add_argument("--seconds", type=float, default=60, help="how long the file may take; default: %(default)g")
+    sub.add_argument("--seconds", type=seconds, default=60, help="how long the file may take; default: %(default)g")
     sub.add_argument("--json", action="store_true", help="the answer as JSON")
+
+
+def seconds(words: str) -> float:
+    """A time above 0; argparse names this function where it is no number."""
+    found = float(words)
+    if not found > 0:
+        raise argparse.ArgumentTypeError(f"it must be above 0, got {words}: write --seconds 60")
+    return found
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import Union
 
-# A line that is for the notebook alone: %matplotlib inline, !pip install d2l, help?.
-_FOR_THE_NOTEBOOK = re.compile(r"^([ \t]*)(?:[%!?].*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
+from .words import said
+
+# A line that is for the notebook alone: %matplotlib inline, !pip install d2l, files = !ls, help?.
+_FOR_THE_NOTEBOOK = re.compile(r"^([ \t]*)(?:(?:\w+[ \t]*=[ \t]*)?[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
 _CELL_OF_PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")
 
 
@@ -17,7 +19,11 @@ def parts(path: Path) -> list[tuple[str, Union[str, bytes]]]:
     """[(its name in tracebacks, its text)], lines where the file has them."""
     if path.suffix != ".ipynb":
         return [(str(path), path.read_bytes())]
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError, TypeError):
+        words = "{name} is no notebook of format 4: open it in Jupyter, and save it again"
+        raise ValueError(said(words, name=path.name)) from None
     of_code = [(i, "".join(cell["source"])) for i, cell in enumerate(cells, 1) if cell["cell_type"] == "code"]
     return [(f"{path}, cell {i}", _python(text)) for i, text in of_code]
 

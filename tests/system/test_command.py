@@ -149,9 +149,11 @@ def test_stdout_is_the_answer_alone_whoever_prints(tmp_path):
     assert json.loads(done.stdout)["ok"] and "of C" in done.stderr and "5" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["check"], ["dance"], ["check", "a.py", "--loud"]])
+@pytest.mark.parametrize(
+    "words", ["check", "dance", *(f"check a.py --{x}" for x in ("loud", "seconds 0", "seconds nan"))]
+)
 def test_wrong_words_are_told_on_stderr(words):
-    done = command(*words, status=2)
+    done = command(*words.split(), status=2)
     assert done.stderr.startswith("usage: python -m mha_c") and not done.stdout
 
 

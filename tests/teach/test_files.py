@@ -137,7 +137,8 @@ def test_what_does_not_import_is_told_with_its_line(judged, text, line, says):
 def test_files_that_are_none(judged, tmp_path):
     assert files.judged(str(tmp_path)).problem.id == "no_such_file"
     assert "it takes one file" in str(files.judged(str(tmp_path)))
-    assert judged("{}", file="mine.ipynb").problem.id == "does_not_import"
+    problem = judged("{}", file="mine.ipynb").problem
+    assert problem.id == "does_not_import" and "mine.ipynb is no notebook of format 4" in str(problem)
 
 
 def notebook(*cells):
@@ -145,7 +146,10 @@ def notebook(*cells):
     return json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5, "metadata": {}})
 
 
-OF_THE_NOTEBOOK = ("code", f"%matplotlib inline\n!pip install d2l{SOFTMAX}if True:\n    %time softmax\nsoftmax?\n")
+OF_THE_NOTEBOOK = (
+    "code",
+    f"%matplotlib inline\n!pip install d2l\nfiles = !ls{SOFTMAX}if True:\n    %time softmax\nsoftmax?\n",
+)
 REPORTING = ("code", 'print("100 %%"\n  % ())\ntext = """\n%d"""\n')  # Python, though lines begin with %
 
 

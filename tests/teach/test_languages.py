@@ -292,5 +292,6 @@ def test_problems_of_a_file_are_of_one_language(language, tmp_path, monkeypatch)
     reports = [files.judged(str(path), *each) for each in asked]
     reports += [files.judged(str(tmp_path / name)) for name in ("missing.py", "some.ipynb")]
     (tmp_path / "cells.ipynb").write_text('{"cells": [{"cell_type": "code", "source": ["input()"]}]}')
-    reports += [files.judged(str(tmp_path / name)) for name in ("cells.ipynb", ".")]
+    (tmp_path / "old.ipynb").write_text('{"worksheets": []}')
+    reports += [files.judged(str(tmp_path / name)) for name in ("cells.ipynb", "old.ipynb", ".")]
     assert [found for each in reports for found in english_in(str(each))] == []
