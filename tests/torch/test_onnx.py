@@ -82,29 +82,6 @@ def exported(module, args, dynamo=True, **options):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("name, kind", CASES)
-@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "TorchScript"])
-def test_modules_in_onnx(name, kind, dynamo):
-    """Dynamic batch and lengths; equal results at the sizes of the export and at others."""
-    module = modules()[name].eval()
-    args = [*inputs(), lengths(kind, 2, 4, 7)]
-    names = [n for n, x in zip(("queries", "keys", "values", "valid_lens"), args) if x is not None]
-    axes = {"queries": {0: "batch", 1: "n_queries"}, "keys": {0: "batch", 1: "n_keys"},
-            "values": {0: "batch", 1: "n_keys"},
-            "valid_lens": {0: "batch", **({1: "n_queries"} if kind == "query" else {})}}  # fmt: skip
-    if dynamo:
-        shapes = [axes[n] for n in names] + [None] * (4 - len(names))
-        options = {"dynamic_shapes": tuple(shapes)}
-    else:
-        options = {"input_names": names, "dynamic_axes": {n: axes[n] for n in names}}
-    model = exported(module, args, dynamo, **options)
-    used = operators(model)
-    assert "Softmax" in used and "Attention" not in used  # below opset 23
-    for sizes in ((2, 4, 7), (4, 5, 3), (1, 1, 9)):
-        args = [*inputs(*sizes), lengths(kind, *sizes)]
-        torch.testing.assert_close(run(model, *args)[0], module(*args), rtol=0, atol=TOLERANCE)
-
-
 class Together(nn.Module):
     """Several modules in one program, each with arguments of its own: exporting takes its time."""
 
@@ -126,6 +103,35 @@ class Together(nn.Module):
         for found, expected in zip(results, wanted):
             torch.testing.assert_close(found, expected.detach(), rtol=0, atol=TOLERANCE)
         return operators(model)
+
+
+@pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "TorchScript"])
+def test_modules_in_onnx(dynamo):
+    """Dynamic batch and lengths; equal results at the sizes of the export and at others."""
+    named = modules()
+    together = Together(*(named[name] for name, _ in CASES)).eval()
+    each = {"queries": {0: "batch", 1: "n_queries"}, "keys": {0: "batch", 1: "n_keys"},
+            "values": {0: "batch", 1: "n_keys"}}  # fmt: skip
+    axes = [(*each.values(), {"none": None, "item": {0: "batch"}, "query": each["queries"]}[kind]) for _, kind in CASES]
+    if dynamo:
+        options = {"dynamic_shapes": (tuple(axes),)}
+    else:
+        flat = {f"{i}.{j}": axis for i, some in enumerate(axes) for j, axis in enumerate(some) if axis is not None}
+        options = {"input_names": [*flat], "dynamic_axes": flat}
+
+    def arguments(*sizes):
+        return tuple((*inputs(*sizes), lengths(kind, *sizes)) for _, kind in CASES)
+
+    model = exported(together, arguments(2, 4, 7), dynamo, **options)
+    used = operators(model)
+    assert "Softmax" in used and "Attention" not in used  # below opset 23
+    for sizes in ((2, 4, 7), (4, 5, 3), (1, 1, 9)):
+        args = arguments(*sizes)
+        found = run(model, *[x for some in args for x in some])
+        for (name, kind), one, expected in zip(CASES, found, together(*args)):
+            torch.testing.assert_close(
+                one, expected, rtol=0, atol=TOLERANCE, msg=lambda said, case=(name, kind): f"{case}: {said}"
+            )
 
 
 def test_attention_is_onnxs_operator():
