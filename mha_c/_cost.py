@@ -120,6 +120,22 @@ def cost(
 ) -> Cost:
     """The cost of one call of a layer in evaluation mode, without a mask, and the time such a call takes here.
 
+    >>> import mha_c
+    >>> layer = mha_c.MultiHeadAttention(num_hiddens=512, num_heads=8, dropout=0.0)
+    >>> _ = mha_c.set_num_threads(1)
+    >>> mha_c.cost(layer, queries=4096, measure=False)  # doctest: +ELLIPSIS
+    MultiHeadAttention, 8 heads: batch 1, 4096 queries, 4096 keys, float32
+                                operations       naive       tiled
+    W_q queries                     2.15 G      17 MiB      17 MiB
+    W_k keys                        2.15 G      17 MiB      17 MiB
+    W_v values                      2.15 G      17 MiB      17 MiB
+    scores                          17.2 G     528 MiB      16 MiB
+    softmax                          671 M       1 GiB         0 B
+    weights x values                17.2 G     528 MiB      16 MiB
+    W_o heads                       2.15 G      17 MiB      17 MiB
+    in all                          43.6 G     2.1 GiB     100 MiB
+    memory beside the result                  1.03 GiB    3... MiB
+
     Parameters
     ----------
     layer : layer
@@ -154,24 +170,6 @@ def cost(
     -----
     Memory includes the projected queries, keys and values and the outputs of the heads in both cases.  Naive adds all
     scores and weights; tiled adds a tile for each thread and what `attention_weights` needs when it is read later.
-
-    Examples
-    --------
-    >>> import mha_c
-    >>> layer = mha_c.MultiHeadAttention(num_hiddens=512, num_heads=8, dropout=0.0)
-    >>> _ = mha_c.set_num_threads(1)
-    >>> mha_c.cost(layer, queries=4096, measure=False)  # doctest: +ELLIPSIS
-    MultiHeadAttention, 8 heads: batch 1, 4096 queries, 4096 keys, float32
-                                operations       naive       tiled
-    W_q queries                     2.15 G      17 MiB      17 MiB
-    W_k keys                        2.15 G      17 MiB      17 MiB
-    W_v values                      2.15 G      17 MiB      17 MiB
-    scores                          17.2 G     528 MiB      16 MiB
-    softmax                          671 M       1 GiB         0 B
-    weights x values                17.2 G     528 MiB      16 MiB
-    W_o heads                       2.15 G      17 MiB      17 MiB
-    in all                          43.6 G     2.1 GiB     100 MiB
-    memory beside the result                  1.03 GiB    3... MiB
     """
     is_module = hasattr(type(layer), "_to_measure")
     of_numpy = isinstance(layer, (AttentionLayer, RotatesHeads)) or (

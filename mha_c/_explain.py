@@ -55,6 +55,25 @@ class Explanation:
 def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **options: Any) -> Explanation:
     """Explain which kernels, tiles and threads a call would use, how much memory, and why.
 
+    >>> import numpy as np, mha_c
+    >>> _ = mha_c.set_num_threads(1)
+    >>> X = np.ones((2, 4, 100), dtype=np.float32)
+    >>> layer = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
+    >>> mha_c.explain(layer, X, X, X, valid_lens=[3, 2])  # doctest: +ELLIPSIS
+    MultiHeadAttention, float32: 2 items, 5 heads, 4 queries, 4 keys
+      kernels    ...
+      W_q        8 rows of 100 features -> 100
+      W_k        5 of 8 rows of 100 features -> 100: no query sees the others
+      W_v        5 of 8 rows of 100 features -> 100: no query sees the others
+      threads    one: 9.6 us of work, less than the 30 us that waking another one is worth
+      attention  4 keys in one block (of up to 512): a plain softmax, straight to the result
+      tiles      4 queries at a time; 2 tasks of 4 queries of up to 5 items or heads
+                 few keys: scores stand transposed, a vector holding one key's scores of several queries
+      threads    one: 0.384 us of work, less than the 30 us that waking another one is worth
+      W_o        8 rows of 100 features -> 100
+      threads    one: there is one task, so nothing to share
+      memory     ... KiB during the call; 640 B kept: the weights, which are fewer than queries and keys
+
     `explain` computes no result and changes nothing: it draws no random numbers and initialises no weights.
 
     Parameters
@@ -78,27 +97,6 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     ------
     TypeError
         If `call` is none of these.  Other errors are those of the call itself.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> _ = mha_c.set_num_threads(1)
-    >>> X = np.ones((2, 4, 100), dtype=np.float32)
-    >>> layer = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
-    >>> mha_c.explain(layer, X, X, X, valid_lens=[3, 2])  # doctest: +ELLIPSIS
-    MultiHeadAttention, float32: 2 items, 5 heads, 4 queries, 4 keys
-      kernels    ...
-      W_q        8 rows of 100 features -> 100
-      W_k        5 of 8 rows of 100 features -> 100: no query sees the others
-      W_v        5 of 8 rows of 100 features -> 100: no query sees the others
-      threads    one: 9.6 us of work, less than the 30 us that waking another one is worth
-      attention  4 keys in one block (of up to 512): a plain softmax, straight to the result
-      tiles      4 queries at a time; 2 tasks of 4 queries of up to 5 items or heads
-                 few keys: scores stand transposed, a vector holding one key's scores of several queries
-      threads    one: 0.384 us of work, less than the 30 us that waking another one is worth
-      W_o        8 rows of 100 features -> 100
-      threads    one: there is one task, so nothing to share
-      memory     ... KiB during the call; 640 B kept: the weights, which are fewer than queries and keys
     """
     if isinstance(call, AttentionLayer):
         signature = inspect.signature(call.__call__)

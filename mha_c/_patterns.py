@@ -22,15 +22,6 @@ PATTERNS = ("previous", "first", "self", "even")
 class Patterns(HeadTable):
     """The result of `patterns`; prints as a table.
 
-    Parameters
-    ----------
-    names : list
-        The heads, in order: numbers for a single layer, pairs (layer's name, number) for several.
-    scores : dict
-        {pattern: (len(names),) array}, each between 0 and 1, or NaN if no query could show it.
-
-    Examples
-    --------
     >>> found = Patterns([0, 1], {"previous": np.array([0.9, 0.1]), "first": np.array([0.05, 0.8])})
     >>> found
     what heads look at: the mean weight there
@@ -39,6 +30,13 @@ class Patterns(HeadTable):
     1              0.1           0.8
     >>> found.ranked("first")
     [1, 0]
+
+    Parameters
+    ----------
+    names : list
+        The heads, in order: numbers for a single layer, pairs (layer's name, number) for several.
+    scores : dict
+        {pattern: (len(names),) array}, each between 0 and 1, or NaN if no query could show it.
     """
 
     _title = "what heads look at: the mean weight there"
@@ -63,6 +61,15 @@ class Patterns(HeadTable):
 @refuses_at_the_call
 def patterns(source: Any, tokens: Any = None) -> Patterns:
     """Measure what each head looks at: the previous token, the first, itself, all evenly, or what induction heads do.
+
+    >>> import numpy as np
+    >>> from mha_c import heads
+    >>> previous, even = np.eye(6, k=-1), np.tri(6) / np.arange(1, 7)[:, None]
+    >>> heads.patterns(np.stack([previous, even]), tokens="a b c a b c")
+    what heads look at: the mean weight there
+    head      previous         first          self          even     induction
+    0                1             0             0             0             0
+    1           0.2375        0.2375        0.2375             1        0.2056
 
     Queries and keys are assumed to be the same tokens, with the last query at the last key.  The first two queries are
     left out (their previous token is the first one, or there is none), and so are rows without keys.
@@ -97,17 +104,6 @@ def patterns(source: Any, tokens: Any = None) -> Patterns:
     -----
     Source: Elhage et al. 2021, "A mathematical framework for transformer circuits", and Olsson et al. 2022 (previous
     token and induction heads); Xiao et al. 2023 (sinks); Clark et al. 2019, "What does BERT look at?".
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import heads
-    >>> previous, even = np.eye(6, k=-1), np.tri(6) / np.arange(1, 7)[:, None]
-    >>> heads.patterns(np.stack([previous, even]), tokens="a b c a b c")
-    what heads look at: the mean weight there
-    head      previous         first          self          even     induction
-    0                1             0             0             0             0
-    1           0.2375        0.2375        0.2375             1        0.2056
     """
     layers = _layers(source)
     names, columns = [], []

@@ -61,6 +61,13 @@ def dot_product_attention(
 ) -> Any:  # fmt: skip
     """Attention: softmax(scale q k^T + bias) v over the keys that each query may see.
 
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> q, k = np.zeros((1, 3, 4)), np.zeros((1, 3, 4))
+    >>> v = np.array([[[1.0], [2.0], [6.0]]])
+    >>> functional.dot_product_attention(q, k, v, causal=True)[0, :, 0]
+    array([1. , 1.5, 3. ])
+
     Parameters
     ----------
     q : array (B, [H,] Q, D)
@@ -125,15 +132,6 @@ def dot_product_attention(
     torch's scaled_dot_product_attention(attn_mask=...) is keep_mask for a bool mask and bias for a float one;
     its is_causal=True is causal="top_left".  Source: Vaswani et al. 2017; lse as in Dao 2023, FlashAttention-2;
     softcap as in Gemma 2, sinks as in gpt-oss, relative_bias as in T5 and ALiBi.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> q, k = np.zeros((1, 3, 4)), np.zeros((1, 3, 4))
-    >>> v = np.array([[[1.0], [2.0], [6.0]]])
-    >>> functional.dot_product_attention(q, k, v, causal=True)[0, :, 0]
-    array([1. , 1.5, 3. ])
     """
     try:
         return _attention(q, k, v, None, valid_lens, options, (return_weights, return_lse))
@@ -160,6 +158,12 @@ def additive_attention(
     return_weights: bool = False, return_lse: bool = False, **options: Unpack[AttentionOptions],
 ) -> Any:  # fmt: skip
     """Additive (Bahdanau) attention: softmax(scale w_v . tanh(W_q q + W_k k) + bias) v.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> v = np.array([[[1.0], [3.0]]])
+    >>> functional.additive_attention(np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), v, w_v=np.ones(2))
+    array([[[2.]]])
 
     Parameters
     ----------
@@ -192,14 +196,6 @@ def additive_attention(
     Notes
     -----
     The (B, Q, K, h) array of features that d2l builds never exists.  Source: Bahdanau, Cho and Bengio 2014.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> v = np.array([[[1.0], [3.0]]])
-    >>> functional.additive_attention(np.zeros((1, 1, 2)), np.zeros((1, 2, 2)), v, w_v=np.ones(2))
-    array([[[2.]]])
     """
     try:
         q, k, w_v = additive_features(q, k, w_v, W_q, W_k)
@@ -219,6 +215,16 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]: ..
 @refuses_at_the_call
 def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """Join the attention over some keys (a) and over other keys (b) into the attention over all of them.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 6, 4))
+    >>> whole, lse = functional.dot_product_attention(q, k, v, return_lse=True)
+    >>> a = functional.dot_product_attention(q, k[:, :2], v[:, :2], return_lse=True)
+    >>> b = functional.dot_product_attention(q, k[:, 2:], v[:, 2:], return_lse=True)
+    >>> np.allclose(functional.merge(*a, *b)[0], whole)
+    True
 
     Parameters
     ----------
@@ -244,18 +250,6 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     Notes
     -----
     Source: FlashAttention and ring attention join blocks by this rule.  All logarithms are natural.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> rng = np.random.default_rng(0)
-    >>> q, k, v = rng.standard_normal((3, 1, 6, 4))
-    >>> whole, lse = functional.dot_product_attention(q, k, v, return_lse=True)
-    >>> a = functional.dot_product_attention(q, k[:, :2], v[:, :2], return_lse=True)
-    >>> b = functional.dot_product_attention(q, k[:, 2:], v[:, 2:], return_lse=True)
-    >>> np.allclose(functional.merge(*a, *b)[0], whole)
-    True
     """
     named = (out_a, "out_a"), (lse_a, "lse_a"), (out_b, "out_b"), (lse_b, "lse_b")
     arrays, as_tensor = to_arrays(*named)
@@ -284,6 +278,17 @@ def weights_summary(
     sinks: Any = None, empty_rows: EmptyRows = "zero", top: int = 0,
 ) -> WeightsSummary:  # fmt: skip
     """Summarise attention weights without a (Q, K) array: what each key receives, each query's entropy, the largest.
+
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> q = k = np.zeros((1, 3, 4))
+    >>> found = functional.weights_summary(q, k, causal=True, top=2)
+    >>> found.received.round(3)
+    array([[1.833, 0.833, 0.333]])
+    >>> found.top_keys
+    array([[[ 0, -1],
+            [ 0,  1],
+            [ 0,  1]]])
 
     The weights of `dot_product_attention` are computed in pieces, and each piece is freed when it is summed up: for
     20,000 tokens, whose weights would fill 1.6 GB a head, less than 100 MB are needed.
@@ -317,19 +322,6 @@ def weights_summary(
     -----
     Sums are computed in float64 and rounded once to the type of q.  Source: "received" is what H2O (Zhang et al. 2023)
     calls the accumulated attention score of a key; a sink (Xiao et al. 2023) is a key that receives much.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> q = k = np.zeros((1, 3, 4))
-    >>> found = functional.weights_summary(q, k, causal=True, top=2)
-    >>> found.received.round(3)
-    array([[1.833, 0.833, 0.333]])
-    >>> found.top_keys
-    array([[[ 0, -1],
-            [ 0,  1],
-            [ 0,  1]]])
     """
     (q, k), as_tensor = to_arrays((q, "q"), (k, "k"))
     of_one_type((q, k), "q", "k")

@@ -77,6 +77,12 @@ LOOKS_AHEAD = (
 class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
+    >>> import numpy as np, mha_c
+    >>> gqa = mha_c.GQAAttention(num_hiddens=16, num_heads=4, num_kv_heads=2, rng=0)
+    >>> X = np.ones((2, 5, 16), dtype=np.float32)
+    >>> gqa(X, X, X, valid_lens=[5, 3]).shape, gqa.attention_weights.shape
+    ((2, 5, 16), (2, 4, 5, 5))
+
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
     causal=None, training=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of
     `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call
@@ -115,14 +121,6 @@ class GQAAttention(RotatesHeads):
     without visible keys gets 0 before W_o.  Unlike d2l's: no keys are copied for the heads that share them; angles of
     rope are float64 (d2l's are float32: at position 1000 the results differ by about 1e-4).
     Source: Ainslie et al. 2023, GQA; the book's third generation, whose state_dicts load.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> gqa = mha_c.GQAAttention(num_hiddens=16, num_heads=4, num_kv_heads=2, rng=0)
-    >>> X = np.ones((2, 5, 16), dtype=np.float32)
-    >>> gqa(X, X, X, valid_lens=[5, 3]).shape, gqa.attention_weights.shape
-    ((2, 5, 16), (2, 4, 5, 5))
     """
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
@@ -215,6 +213,11 @@ class GQAAttention(RotatesHeads):
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
+    >>> import numpy as np, mha_c
+    >>> attention = mha_c.CausalAttention(num_hiddens=16, num_heads=4, rope=True, rng=0)
+    >>> attention(np.ones((2, 5, 16))).shape, attention.attention_weights.shape
+    ((2, 5, 16), (2, 4, 5, 5))
+
     Call: attention(X (B, T, num_hiddens), *, training=None, cache=None, valid_lens=None) returns (B, T, num_hiddens);
     further arguments are ignored, as in the book, whose blocks pass X three times.  Types and errors are those of
     `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T), and `backward` gives the gradient of a call
@@ -251,13 +254,6 @@ class CausalAttention(RotatesHeads):
     -----
     Unlike d2l's: angles of rope are float64, as in `GQAAttention`.
     Source: the book's third generation, GPT.CausalAttention, whose state_dicts load.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> attention = mha_c.CausalAttention(num_hiddens=16, num_heads=4, rope=True, rng=0)
-    >>> attention(np.ones((2, 5, 16))).shape, attention.attention_weights.shape
-    ((2, 5, 16), (2, 4, 5, 5))
     """
 
     W_qkv, W_o = Projection(), Projection()

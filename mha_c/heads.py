@@ -40,6 +40,15 @@ METHODS = ("ablation", "gradient", "entropy", "confidence")
 class Importance(HeadTable):
     """The result of `importance`; prints as a table.
 
+    >>> found = Importance([0, 1], {"ablation": np.array([0.5, 0.125])}, baseline=1.0)
+    >>> found
+    head importance, loss with all heads 1
+    head      ablation
+    0              0.5  ####################
+    1            0.125  #####
+    >>> found.ranked()
+    [1, 0]
+
     Parameters
     ----------
     names : list
@@ -57,17 +66,6 @@ class Importance(HeadTable):
         The mean loss with all heads.
     joint : array (heads, heads) or None
         How much the loss grows without each two heads.
-
-    Examples
-    --------
-    >>> found = Importance([0, 1], {"ablation": np.array([0.5, 0.125])}, baseline=1.0)
-    >>> found
-    head importance, loss with all heads 1
-    head      ablation
-    0              0.5  ####################
-    1            0.125  #####
-    >>> found.ranked()
-    [1, 0]
     """
 
     def __init__(
@@ -131,6 +129,18 @@ def importance(
 ) -> Importance:
     """Measure how much each head of a layer, or of all layers of a model, matters on some data.
 
+    >>> import numpy as np, mha_c
+    >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
+    >>> x = np.random.default_rng(0).standard_normal((2, 3, 8))
+    >>> y = mha(x, x, x)
+    >>> def loss(layer, batch):
+    ...     x, y = batch
+    ...     error = layer(x, x, x) - 2 * y
+    ...     layer.backward(2 * error / error.size)
+    ...     return (error**2).mean()
+    >>> mha_c.heads.importance(mha, (x, y), "gradient", loss=loss).scores["gradient"].shape
+    (2,)
+
     It measures without dropout: torch models are in eval mode; NumPy layers, if there is a loss, are in training mode
     without dropout.  Parameters, gradients and modes are restored afterwards.
 
@@ -177,20 +187,6 @@ def importance(
     -----
     Source: Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?" (ablation, gradient); Voita et
     al. 2019, "Analyzing multi-head self-attention" (confidence).
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> mha = mha_c.MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.1, rng=0)
-    >>> x = np.random.default_rng(0).standard_normal((2, 3, 8))
-    >>> y = mha(x, x, x)
-    >>> def loss(layer, batch):
-    ...     x, y = batch
-    ...     error = layer(x, x, x) - 2 * y
-    ...     layer.backward(2 * error / error.size)
-    ...     return (error**2).mean()
-    >>> mha_c.heads.importance(mha, (x, y), "gradient", loss=loss).scores["gradient"].shape
-    (2,)
     """
     methods = _methods(method, loss)
     if scalars.flag(joint, "joint") and "ablation" not in methods:
@@ -222,6 +218,13 @@ def importance(
 @refuses_at_the_call
 def prune(model: Any, heads: Any) -> Any:
     """Remove heads from a layer, or from the layers of a model, in place, and return the layer or model.
+
+    >>> import numpy as np, mha_c
+    >>> mha = mha_c.MultiHeadAttention(8, 8, 8, 8, 4, 0.1, rng=0)
+    >>> mha_c.heads.prune(mha, [0, 2]).W_q, mha.W_o
+    (Linear(in_features=8, out_features=4, bias=False), Linear(in_features=4, out_features=8, bias=False))
+    >>> mha(np.ones((1, 3, 8)), np.ones((1, 3, 8)), np.ones((1, 3, 8))).shape, mha.num_heads
+    ((1, 3, 8), 2)
 
     W_q, W_k and W_v (of CausalAttention, W_qkv) lose the rows of these heads, W_o loses their columns: there are fewer
     parameters and less work, and the result keeps its shape.  Weights and outputs of the remaining heads do not change;
@@ -255,15 +258,6 @@ def prune(model: Any, heads: Any) -> Any:
     Pruning deletes gradients, what `backward` needs, and the last attention_weights of torch modules.  Create a new
     optimizer afterwards (torch: the parameters are new objects).  Do not prune a layer while other threads call it.
     Source: Michel, Levy and Neubig 2019.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> mha = mha_c.MultiHeadAttention(8, 8, 8, 8, 4, 0.1, rng=0)
-    >>> mha_c.heads.prune(mha, [0, 2]).W_q, mha.W_o
-    (Linear(in_features=8, out_features=4, bias=False), Linear(in_features=4, out_features=8, bias=False))
-    >>> mha(np.ones((1, 3, 8)), np.ones((1, 3, 8)), np.ones((1, 3, 8))).shape, mha.num_heads
-    ((1, 3, 8), 2)
     """
     layers = _layers_with_heads.find(model, "prune")
     removed = _chosen(heads, layers)

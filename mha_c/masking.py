@@ -31,6 +31,12 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = ..
 def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "uniform") -> Any:
     """Softmax over the first `valid_lens` elements of X's last axis; all other elements become 0.
 
+    >>> import mha_c
+    >>> mha_c.masked_softmax([[[0.0, 0.0, 9.0]], [[0.0, 0.0, 0.0]]], [2, 3]).round(3)
+    array([[[0.5  , 0.5  , 0.   ]],
+    <BLANKLINE>
+           [[0.333, 0.333, 0.333]]])
+
     Parameters
     ----------
     X : array_like (B, Q, K), float32 or float64
@@ -58,14 +64,6 @@ def masked_softmax(X: Any, valid_lens: Any = None, *, empty_rows: EmptyRows = "u
     Notes
     -----
     Unlike d2l's, it does not change X and never reads masked elements.  Source: d2l 11.3.1.
-
-    Examples
-    --------
-    >>> import mha_c
-    >>> mha_c.masked_softmax([[[0.0, 0.0, 9.0]], [[0.0, 0.0, 0.0]]], [2, 3]).round(3)
-    array([[[0.5  , 0.5  , 0.   ]],
-    <BLANKLINE>
-           [[0.333, 0.333, 0.333]]])
     """
     try:
         (scores,), as_tensor = to_arrays((X, "X"))
@@ -89,6 +87,11 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any: ...
 @refuses_at_the_call
 def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     """Return a copy of X in which the steps (axis 1) from `valid_len` on have the given `value`.
+
+    >>> import mha_c
+    >>> mha_c.sequence_mask([[1, 2, 3], [4, 5, 6]], [1, 2])
+    array([[1, 0, 0],
+           [4, 5, 0]])
 
     Parameters
     ----------
@@ -116,13 +119,6 @@ def sequence_mask(X: Any, valid_len: Any, value: Any = 0) -> Any:
     Notes
     -----
     Unlike d2l's function for torch, it does not change X.  Source: d2l 9.7 and 10.7 (0.17), appendix (1.0).
-
-    Examples
-    --------
-    >>> import mha_c
-    >>> mha_c.sequence_mask([[1, 2, 3], [4, 5, 6]], [1, 2])
-    array([[1, 0, 0],
-           [4, 5, 0]])
     """
     (array,), as_tensor = to_arrays((X, "X"))
     lens = np.asarray(to_lengths(valid_len, "valid_len"))
@@ -150,6 +146,10 @@ def transpose_qkv(X: Any, num_heads: int) -> Any: ...
 def transpose_qkv(X: Any, num_heads: int) -> Any:
     """Split the features of (B, T, H*d) into H heads: (B*H, T, d), where row b*H + h is head h of item b.
 
+    >>> import numpy as np, mha_c
+    >>> mha_c.transpose_qkv(np.zeros((2, 4, 100)), num_heads=5).shape
+    (10, 4, 20)
+
     Parameters
     ----------
     X : array_like (B, T, H*d)
@@ -172,12 +172,6 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     Notes
     -----
     Source: d2l 11.5.2.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> mha_c.transpose_qkv(np.zeros((2, 4, 100)), num_heads=5).shape
-    (10, 4, 20)
     """
     (array,), as_tensor = to_arrays((X, "X"))
     batch, steps, features = check_heads(array.shape, 2, num_heads)
@@ -192,6 +186,10 @@ def transpose_output(X: Any, num_heads: int) -> Any: ...
 @refuses_at_the_call
 def transpose_output(X: Any, num_heads: int) -> Any:
     """The reverse of `transpose_qkv`: (B*H, T, d) becomes (B, T, H*d).
+
+    >>> import numpy as np, mha_c
+    >>> mha_c.transpose_output(np.zeros((10, 4, 20)), num_heads=5).shape
+    (2, 4, 100)
 
     Parameters
     ----------
@@ -215,12 +213,6 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     Notes
     -----
     Source: d2l 11.5.2.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> mha_c.transpose_output(np.zeros((10, 4, 20)), num_heads=5).shape
-    (2, 4, 100)
     """
     (array,), as_tensor = to_arrays((X, "X"))
     rows, steps, features = check_heads(array.shape, 0, num_heads)

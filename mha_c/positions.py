@@ -39,6 +39,13 @@ __dir__ = __all__.copy  # what dir() and completion show
 class PositionalEncoding(Trained):
     """Add sines and cosines of each step's position to X, then dropout, so that a model can tell the steps apart.
 
+    >>> import numpy as np, mha_c
+    >>> encoding = mha_c.PositionalEncoding(num_hiddens=4, dropout=0)
+    >>> encoding(np.zeros((1, 3, 4))).round(3)[0]
+    array([[ 0.   ,  1.   ,  0.   ,  1.   ],
+           [ 0.841,  0.54 ,  0.01 ,  1.   ],
+           [ 0.909, -0.416,  0.02 ,  1.   ]])
+
     Call: encoding(X (B, T, num_hiddens), *, start=0, training=None) gives X's shape and type, float32 or float64.
     `start` is the position of the first step: one whole number, or one for each item (B,), such as the lengths of a
     cache when decoding; start + T must not exceed max_len.  In training mode (`train()`) elements are dropped, and
@@ -78,15 +85,6 @@ class PositionalEncoding(Trained):
     Unlike d2l's: computed in float64 (d2l's float32 angles are off by up to 3e-5 at position 999), starts in eval mode,
     and has `start`: without it a model that decodes step by step would give every token position 0.
     Source: d2l 11.6.3; Vaswani et al. 2017, section 3.5.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> encoding = mha_c.PositionalEncoding(num_hiddens=4, dropout=0)
-    >>> encoding(np.zeros((1, 3, 4))).round(3)[0]
-    array([[ 0.   ,  1.   ,  0.   ,  1.   ],
-           [ 0.841,  0.54 ,  0.01 ,  1.   ],
-           [ 0.909, -0.416,  0.02 ,  1.   ]])
     """
 
     # The shape of the last training call and its factors: 0 for dropped numbers, else 1/(1 - p); or one for all.
@@ -179,6 +177,14 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
 def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """Rotate queries or keys by their positions, so that a dot product of two depends on their distance only.
 
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> q, k = np.ones((2, 1, 1, 4))
+    >>> def score(i, j):
+    ...     return (functional.rotary(q, [i]) * functional.rotary(k, [j])).sum().round(6)
+    >>> bool(score(3, 1) == score(12, 10))
+    True
+
     Parameters
     ----------
     x : array_like (B, [H,] T, D), float32 or float64
@@ -208,16 +214,6 @@ def rotary(x: Any, positions: Any, base: float = 10000.0, interleaved: bool = Fa
     Notes
     -----
     Source: Su et al. 2021, RoFormer; ONNX RotaryEmbedding has the same meaning of `interleaved`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> q, k = np.ones((2, 1, 1, 4))
-    >>> def score(i, j):
-    ...     return (functional.rotary(q, [i]) * functional.rotary(k, [j])).sum().round(6)
-    >>> bool(score(3, 1) == score(12, 10))
-    True
     """
     return _turned(x, "x", positions, base, interleaved, 1)
 
@@ -232,6 +228,12 @@ def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interl
 def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interleaved: bool = False) -> Any:
     """The gradient with respect to x of `rotary(x, positions, base, interleaved)`: the same rotation backwards.
 
+    >>> import numpy as np
+    >>> from mha_c import functional
+    >>> x = np.ones((1, 2, 4))
+    >>> np.allclose(functional.rotary_backward(functional.rotary(x, [5, 6]), [5, 6]), x)
+    True
+
     Parameters
     ----------
     grad_out : array of x's shape and type
@@ -243,14 +245,6 @@ def rotary_backward(grad_out: Any, positions: Any, base: float = 10000.0, interl
     -------
     array of the same shape and type
         The gradient with respect to x.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import functional
-    >>> x = np.ones((1, 2, 4))
-    >>> np.allclose(functional.rotary_backward(functional.rotary(x, [5, 6]), [5, 6]), x)
-    True
     """
     return _turned(grad_out, "grad_out", positions, base, interleaved, -1)
 
@@ -318,6 +312,10 @@ def _turn_of_all(first: int, n_steps: int, features: int, dtype: Any) -> tuple[A
 def alibi_slopes(num_heads: int) -> Array:
     """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
 
+    >>> from mha_c import functional
+    >>> functional.alibi_slopes(4)
+    array([0.25      , 0.0625    , 0.015625  , 0.00390625])
+
     If H is a power of 2, the slopes are 2**(-8/H), 2**(-16/H), ..., 2**-8.  Otherwise they are all slopes of the next
     smaller power, followed by every second slope of the next larger power.
 
@@ -341,12 +339,6 @@ def alibi_slopes(num_heads: int) -> Array:
     Notes
     -----
     Source: Press, Smith and Lewis 2021, "Train short, test long", and the slopes of its published code.
-
-    Examples
-    --------
-    >>> from mha_c import functional
-    >>> functional.alibi_slopes(4)
-    array([0.25      , 0.0625    , 0.015625  , 0.00390625])
     """
     heads = scalars.whole(num_heads, "num_heads")
     power = 2 ** (heads.bit_length() - 1)
@@ -358,6 +350,10 @@ def alibi_slopes(num_heads: int) -> Array:
 @refuses_at_the_call
 def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Array:
     """T5's bucket of each distance j - i of a key j from a query i.
+
+    >>> from mha_c import functional
+    >>> functional.t5_buckets([-200, -20, -3, 0, 3, 20, 200])
+    array([15, 10,  3,  0, 19, 26, 31])
 
     Each small distance has its own bucket.  Larger distances share buckets, in logarithmic steps up to max_distance;
     all distances from max_distance on share the last bucket.
@@ -389,12 +385,6 @@ def t5_buckets(distances: Any, num_buckets: int = 32, max_distance: int = 128, b
     Notes
     -----
     Source: Raffel et al. 2020, T5, section 2.1, and its published code.
-
-    Examples
-    --------
-    >>> from mha_c import functional
-    >>> functional.t5_buckets([-200, -20, -3, 0, 3, 20, 200])
-    array([15, 10,  3,  0, 19, 26, 31])
     """
     at = np.asarray(to_array(distances, "distances"))
     if at.dtype.kind not in "iu":

@@ -68,6 +68,14 @@ class _Record(NamedTuple):
 class KernelAttention(Trained, Viewable):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
+    >>> import numpy as np, mha_c
+    >>> x, y = np.array([0.0, 1.0, 4.0]), np.array([1.0, 3.0, 5.0])
+    >>> attention = mha_c.KernelAttention("boxcar", width=2.0)
+    >>> attention(np.array([0.5, 3.0, 9.0]), x, y)
+    array([2., 5., 3.])
+    >>> attention.attention_weights[0]
+    array([0.5, 0.5, 0. ])
+
     Each weight is kernel(distance of query and key / width), divided by the sum over the keys of the query.
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
@@ -102,16 +110,6 @@ class KernelAttention(Trained, Viewable):
     of the distances, not a quotient of numbers that underflow), as long as u**2 is finite in the inputs' type; the rows
     of the weights are the queries.  The (B, Q, K) array of distances is stored.
     Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
-
-    Examples
-    --------
-    >>> import numpy as np, mha_c
-    >>> x, y = np.array([0.0, 1.0, 4.0]), np.array([1.0, 3.0, 5.0])
-    >>> attention = mha_c.KernelAttention("boxcar", width=2.0)
-    >>> attention(np.array([0.5, 3.0, 9.0]), x, y)
-    array([2., 5., 3.])
-    >>> attention.attention_weights[0]
-    array([0.5, 0.5, 0. ])
     """
 
     _with_masks = ""  # no function takes kernels and any mask

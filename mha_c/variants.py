@@ -48,6 +48,12 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
 def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
     """Attention with any leading axes: softmax(query key^T / sqrt(d)) value, and the weights.
 
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> context, weights = variants.scaled_dot_product_attention(np.ones((5, 3)), np.ones((4, 3)), np.ones((4, 2)))
+    >>> context.shape, weights.shape
+    ((5, 2), (5, 4))
+
     Parameters
     ----------
     query : array_like (..., Q, d)
@@ -70,14 +76,6 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
         If shapes do not match.
     TypeError
         If types differ or are not floats.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import variants
-    >>> context, weights = variants.scaled_dot_product_attention(np.ones((5, 3)), np.ones((4, 3)), np.ones((4, 2)))
-    >>> context.shape, weights.shape
-    ((5, 2), (5, 4))
     """
     (q, k, v), as_tensor = to_arrays((query, "query"), (key, "key"), (value, "value"))
     of_one_type((q, k, v), "query", "key", "value")
@@ -90,6 +88,11 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any) -> tuple[Any,
 
 class MultiHeadedSelfAttention(AttentionLayer):
     """Multi-head self-attention with one argument and four projections without biases.
+
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> variants.MultiHeadedSelfAttention(d_model=8, num_heads=2)(np.ones((1, 3, 8))).shape
+    (1, 3, 8)
 
     Call: layer(x (B, T, d_model)) returns (B, T, d_model); `attention_weights` is then (B, num_heads, T, T).
 
@@ -116,13 +119,6 @@ class MultiHeadedSelfAttention(AttentionLayer):
     -----
     Parameters: `query_projection`, `key_projection`, `value_projection`, `final_linear_layer`.  Errors are those of
     `MultiHeadAttention`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import variants
-    >>> variants.MultiHeadedSelfAttention(d_model=8, num_heads=2)(np.ones((1, 3, 8))).shape
-    (1, 3, 8)
     """
 
     query_projection, key_projection = Projection(), Projection()
@@ -216,6 +212,12 @@ class _AISummer(Layer):
 class SelfAttentionAISummer(_AISummer):
     """Single-head self-attention of The AI Summer: one projection for queries, keys and values.
 
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> causal = np.triu(np.ones((3, 3), dtype=bool), k=1)
+    >>> variants.SelfAttentionAISummer(4)(np.ones((2, 3, 4)), mask=causal).shape
+    (2, 3, 4)
+
     Call: layer(x (B, T, dim), mask=None) returns (B, T, dim).  `mask` (T, T) is bool, and **True = drop**: the opposite
     of `keep_mask`.  A query that drops all keys gets 0 (in the original: NaN).  Scores are scaled by dim**-0.5.
 
@@ -239,14 +241,6 @@ class SelfAttentionAISummer(_AISummer):
     -----
     Parameter `to_qvk` (3*dim, dim): output feature d*3 + i is component d of the query (i = 0), key (1), value (2).
     Source: The-AI-Summer/self-attention-cv, transformer_vanilla, SelfAttention.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import variants
-    >>> causal = np.triu(np.ones((3, 3), dtype=bool), k=1)
-    >>> variants.SelfAttentionAISummer(4)(np.ones((2, 3, 4)), mask=causal).shape
-    (2, 3, 4)
     """
 
     @refuses_at_the_call
@@ -257,6 +251,11 @@ class SelfAttentionAISummer(_AISummer):
 
 class MultiHeadSelfAttentionAISummer(_AISummer):
     """Multi-head self-attention of The AI Summer: one projection for q, k and v, and W_0 after the joined heads.
+
+    >>> import numpy as np
+    >>> from mha_c import variants
+    >>> variants.MultiHeadSelfAttentionAISummer(16, heads=4)(np.ones((2, 3, 16))).shape
+    (2, 3, 16)
 
     Call: layer(x (B, T, dim), mask=None) returns (B, T, dim); `mask` as in SelfAttentionAISummer (True = drop).  Scores
     are scaled by dim_head**-0.5.
@@ -294,13 +293,6 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     Parameters: `to_qvk` (3*heads*dim_head, dim), whose output feature (d*3 + i)*heads + h is component d of the
     query (i = 0), key (1) or value (2) of head h; `W_0` (dim, heads*dim_head), over features h*dim_head + d.
     Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c import variants
-    >>> variants.MultiHeadSelfAttentionAISummer(16, heads=4)(np.ones((2, 3, 16))).shape
-    (2, 3, 16)
     """
 
     W_0 = Projection()

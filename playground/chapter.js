@@ -23,7 +23,7 @@ function Chapter(page, chapter) {
   const third = controls.find((each) => each.name !== chapter.across && each.name !== chapter.along);
   const labelOfField = (name) => T(controls.find((each) => each.name === name).label);
   const hint = "← → " + labelOfField(chapter.across) + " · ↑ ↓ " + labelOfField(chapter.along) + " · " + T("space") + " "
-    + T(third.name ? labelOfField(third.name) : third.label) + ".";
+    + T(third.name ? labelOfField(third.name) : third.label) + T(".");
   const reset = el("button", { type: "button", class: "mhac-button", text: T("Reset"),
     onclick: () => store.set(startOf(chapter.fields)) });
   const apart = (text) => (/[。！？]$/.test(text) ? text : text + " "); // a full stop in Chinese has its space in it
@@ -52,7 +52,7 @@ function Chapter(page, chapter) {
       el("p", { class: "mhac-line-of" }, el("b", { text: title }), " ",
         el("span", { class: "mhac-arith" }, ...formula(what)))));
     setText(note, [hint, chapter.signed && T("Red is above zero, blue below."),
-      numbers && chapter.note && chapter.note(numbers, page.data, small)].filter(Boolean).map(apart).join("").trimEnd());
+      numbers && chapter.note && chapter.note(numbers, page.data, small)].filter(Boolean).map(apart).join("").replace(/([。！？]) /g, "$1").trimEnd());
     share.draw();
     fold();
     draw();

@@ -77,7 +77,7 @@ MARKS = re.compile(r"[`*_|\\\\]")
 SEARCHED = {
     "docs/start": "install, windows, wheel",
     "docs/colab": "colab, google colab, gpu, cuda",
-    "docs/from-d2l": "replace d2l, speed up",
+    "docs/from-d2l": "replace d2l, speed up, d2l slow, slow d2l",
     "docs/from-torch": "batch_first, MultiheadAttention, need_weights, scaled_dot_product_attention",
     "docs/from-bertviz": "bertviz, transformerlens, circuitsvis",
     "docs/masks": "valid_lens, mask, causal mask, padding mask, look-ahead mask, upper triangular mask, tril, "

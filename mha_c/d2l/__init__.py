@@ -51,6 +51,11 @@ class Patched(AbstractContextManager["Patched"]):
 def patch(module: Optional[ModuleType] = None) -> Patched:
     """Replace d2l's attention classes by ours, and print their names; `unpatch` undoes it.
 
+    >>> import mha_c.d2l
+    >>> from d2l import torch as d2l  # doctest: +SKIP
+    >>> with mha_c.d2l.patch():  # doctest: +SKIP
+    ...     attention = d2l.MultiHeadAttention(100, 5, 0.5)
+
     Models that are built afterwards by d2l's own code, or by code that writes `d2l.MultiHeadAttention`, use our
     classes, and still work after `unpatch`.  Names that a program has imported from d2l before (`from d2l.torch import
     MultiHeadAttention`) still mean d2l's classes: `patch` prints each of them, with the line that replaces it.
@@ -79,13 +84,6 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
     Notes
     -----
     Patching twice does nothing.
-
-    Examples
-    --------
-    >>> import mha_c.d2l
-    >>> from d2l import torch as d2l  # doctest: +SKIP
-    >>> with mha_c.d2l.patch():  # doctest: +SKIP
-    ...     attention = d2l.MultiHeadAttention(100, 5, 0.5)
     """
     modules: list[ModuleType] = []
     if module is None and D2L not in sys.modules:
@@ -103,6 +101,9 @@ def patch(module: Optional[ModuleType] = None) -> Patched:
 def unpatch(module: Optional[ModuleType] = None) -> None:
     """Put d2l's own classes back, in `module` or wherever `patch` replaced them; no error if nothing is patched.
 
+    >>> import mha_c.d2l
+    >>> mha_c.d2l.unpatch()
+
     Parameters
     ----------
     module : module, optional
@@ -112,11 +113,6 @@ def unpatch(module: Optional[ModuleType] = None) -> None:
     ------
     TypeError, RuntimeError
         If it is no module, or a module without these classes.
-
-    Examples
-    --------
-    >>> import mha_c.d2l
-    >>> mha_c.d2l.unpatch()
     """
     given = list(_patched) if module is None else [_checked(module, "unpatch")]
     _wait_no_longer()
@@ -126,6 +122,8 @@ def unpatch(module: Optional[ModuleType] = None) -> None:
 @refuses_at_the_call
 def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, Any]:
     """Run `module` and a copy of it with our attention in turns; print how much faster, and the largest difference.
+
+    >>> mha_c.d2l.compare(d2l.MultiHeadAttention(100, 5, 0.5), X, Y, Y, valid_lens)       # doctest: +SKIP
 
     Parameters
     ----------
@@ -150,10 +148,6 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
     ------
     ValueError
         If `module` contains no attention module; errors of the module itself pass through.
-
-    Examples
-    --------
-    >>> mha_c.d2l.compare(d2l.MultiHeadAttention(100, 5, 0.5), X, Y, Y, valid_lens)       # doctest: +SKIP
     """
     from ..torch.compare import compare as run
 

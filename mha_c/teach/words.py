@@ -102,6 +102,14 @@ _translations: dict[str, str] = {}
 def set_language(language: str) -> None:
     """Choose the language of what `check`, `laws` and `puzzle` say; MHA_C_LANGUAGE chooses it from outside.
 
+    >>> from mha_c import teach
+    >>> def attention(queries, keys, values, valid_lens=None):
+    ...     return teach.book.masked_softmax(queries @ keys.swapaxes(1, 2), valid_lens) @ values
+    >>> teach.set_language("zh")
+    >>> print(str(teach.check(attention)).splitlines()[0])
+    你的 attention 与书中函数的差别就在于：评分没有除以 sqrt(d)。
+    >>> teach.set_language("en")
+
     Parameters
     ----------
     language : str
@@ -111,16 +119,6 @@ def set_language(language: str) -> None:
     ------
     ValueError
         If there is no such language.
-
-    Examples
-    --------
-    >>> from mha_c import teach
-    >>> def attention(queries, keys, values, valid_lens=None):
-    ...     return teach.book.masked_softmax(queries @ keys.swapaxes(1, 2), valid_lens) @ values
-    >>> teach.set_language("zh")
-    >>> print(str(teach.check(attention)).splitlines()[0])
-    你的 attention 与书中函数的差别就在于：评分没有除以 sqrt(d)。
-    >>> teach.set_language("en")
     """
     global _translations
     if language not in LANGUAGES:

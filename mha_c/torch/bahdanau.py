@@ -62,6 +62,13 @@ class AttentionDecoder(nn.Module, Viewable):
 class Seq2SeqAttentionDecoder(AttentionDecoder):
     """A GRU over [context ; embedding]; additive attention of the top hidden state over the encoder is the context.
 
+    >>> import torch, mha_c.torch
+    >>> decoder = mha_c.torch.Seq2SeqAttentionDecoder(vocab_size=10, embed_size=8, num_hiddens=16, num_layers=2)
+    >>> state = decoder.init_state((torch.zeros(7, 4, 16), torch.zeros(2, 4, 16)), None)
+    >>> output, state = decoder(torch.zeros(4, 7, dtype=torch.long), state)
+    >>> output.shape, state[0].shape, len(decoder.attention_weights)
+    (torch.Size([4, 7, 10]), torch.Size([4, 7, 16]), 7)
+
     Call: decoder(X, state) with token ids X (B, T) returns scores (B, T, vocab_size), one row for each step, and the
     state for the next call.  `init_state` gives the state of the first call.
 
@@ -96,15 +103,6 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
     After a call `attention_weights` is a list of tensors (B, 1, K), one for each step.  Children: attention, embedding,
     rnn, dense, as in the book's text.  Unlike the book's: W_k projects the keys once for all steps of a call, not at
     each step.  Source: d2l 11.4 (10.4); Bahdanau, Cho and Bengio 2014.
-
-    Examples
-    --------
-    >>> import torch, mha_c.torch
-    >>> decoder = mha_c.torch.Seq2SeqAttentionDecoder(vocab_size=10, embed_size=8, num_hiddens=16, num_layers=2)
-    >>> state = decoder.init_state((torch.zeros(7, 4, 16), torch.zeros(2, 4, 16)), None)
-    >>> output, state = decoder(torch.zeros(4, 7, dtype=torch.long), state)
-    >>> output.shape, state[0].shape, len(decoder.attention_weights)
-    (torch.Size([4, 7, 10]), torch.Size([4, 7, 16]), 7)
     """
 
     @refuses_at_the_call

@@ -24,6 +24,20 @@ Converted = TypeVar("Converted", bound=Any)
 def convert(module: Converted) -> Converted:
     """Let the core compute the attention modules inside `module`, in place, and return `module`.
 
+    >>> import torch, mha_c.torch
+    >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    >>> type(mha_c.torch.convert(model).self_attn)
+    <class 'mha_c.torch.nn.MultiheadAttention'>
+
+    A class of your own:
+
+    >>> class MyAttention(torch.nn.Module):
+    ...     def forward(self, q, k, v):
+    ...         return torch.softmax(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5, -1) @ v
+    >>> attention, x = mha_c.torch.convert(MyAttention()), torch.ones(2, 4, 8)
+    >>> isinstance(attention, MyAttention), mha_c.explain(attention, x, x, x).as_dict()["way"]
+    (True, 'core')
+
     d2l's attention classes of any generation become our classes of the same names, nn.MultiheadAttention becomes
     `mha_c.torch.nn.MultiheadAttention`.  A class that you have written yourself, by whatever names, stays yours: if it
     computes what a layer of ours computes, its instance gets a class that is made for it, a subclass of yours under
@@ -63,22 +77,6 @@ def convert(module: Converted) -> Converted:
     your own lines would, by the same law.  nn.TransformerEncoderLayer has a fast path of its own in eval mode under
     no_grad.  It reads the weights and calls no attention module, neither ours nor torch's;
     torch.backends.mha.set_fastpath_enabled(False) switches it off.
-
-    Examples
-    --------
-    >>> import torch, mha_c.torch
-    >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
-    >>> type(mha_c.torch.convert(model).self_attn)
-    <class 'mha_c.torch.nn.MultiheadAttention'>
-
-    A class of your own:
-
-    >>> class MyAttention(torch.nn.Module):
-    ...     def forward(self, q, k, v):
-    ...         return torch.softmax(q @ k.transpose(1, 2) / q.shape[-1] ** 0.5, -1) @ v
-    >>> attention, x = mha_c.torch.convert(MyAttention()), torch.ones(2, 4, 8)
-    >>> isinstance(attention, MyAttention), mha_c.explain(attention, x, x, x).as_dict()["way"]
-    (True, 'core')
     """
     if isinstance(module, type) and issubclass(module, nn.Module):
         return finding.compare_at_first_call(module)

@@ -73,6 +73,11 @@ def dot_product_attention(
 ) -> Any:  # fmt: skip
     """Attention: softmax(scale q k^T + bias) v over the keys that each query may see.
 
+    >>> import torch, mha_c.torch
+    >>> q, k, v = torch.randn(3, 1, 4, 5, 8, requires_grad=True)
+    >>> mha_c.torch.functional.dot_product_attention(q, k, v, causal=True).shape
+    torch.Size([1, 4, 5, 8])
+
     Gradients of the output, the weights and lse flow back to q, k, v, bias, relative_bias and sinks; they are 0 for a
     query that gets 0 because it sees no key.
 
@@ -80,13 +85,6 @@ def dot_product_attention(
     ----------
     rng : None, int or torch.Generator
         None: torch's generator, so that torch.manual_seed reproduces a run; the same int drops the same weights again.
-
-    Examples
-    --------
-    >>> import torch, mha_c.torch
-    >>> q, k, v = torch.randn(3, 1, 4, 5, 8, requires_grad=True)
-    >>> mha_c.torch.functional.dot_product_attention(q, k, v, causal=True).shape
-    torch.Size([1, 4, 5, 8])
     """
     try:
         return _attention(q, k, v, None, valid_lens, return_weights, return_lse, **options)

@@ -35,6 +35,13 @@ __dir__ = __all__.copy  # what dir() and completion show
 class MultiheadAttention(nn.MultiheadAttention, ShowsWeights, Viewable):
     """A subclass of torch's nn.MultiheadAttention with the same parameters; the core computes the attention.
 
+    >>> import torch, mha_c.torch
+    >>> mha = mha_c.torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    >>> x = torch.randn(3, 5, 8)
+    >>> out, weights = mha(x, x, x)
+    >>> out.shape, weights.shape
+    (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
+
     Parameters
     ----------
     embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype : Any
@@ -52,15 +59,6 @@ class MultiheadAttention(nn.MultiheadAttention, ShowsWeights, Viewable):
     Differences: a query that may see no key gets 0 before the output projection (torch: NaN, or 0, depending on
     its path); returned weights are those before dropout.  torch itself computes calls with add_bias_kv, add_zero_attn
     or nested tensors.  State dicts of torch load, and isinstance(mha, nn.MultiheadAttention) holds.
-
-    Examples
-    --------
-    >>> import torch, mha_c.torch
-    >>> mha = mha_c.torch.nn.MultiheadAttention(8, 2, batch_first=True)
-    >>> x = torch.randn(3, 5, 8)
-    >>> out, weights = mha(x, x, x)
-    >>> out.shape, weights.shape
-    (torch.Size([3, 5, 8]), torch.Size([3, 5, 5]))
     """
 
     @checks_names

@@ -20,6 +20,10 @@ from ._twins import twin
 class PositionalEncoding(nn.Module):
     """Add sines and cosines of each step's position to X, then dropout, so that a model can tell the steps apart.
 
+    >>> import torch, mha_c.torch
+    >>> mha_c.torch.PositionalEncoding(num_hiddens=4, dropout=0.1)(torch.zeros(1, 3, 4)).shape
+    torch.Size([1, 3, 4])
+
     Call: encoding(X (B, T, num_hiddens), *, start=0) gives X's shape and type, float32 or float64; `start` is the
     position of the first step, one whole number or one for each item (B,).
 
@@ -42,12 +46,6 @@ class PositionalEncoding(nn.Module):
     Notes
     -----
     Unlike d2l's: takes float64 too, moves with the module, and can begin at a later position.  Source: d2l 11.6.3.
-
-    Examples
-    --------
-    >>> import torch, mha_c.torch
-    >>> mha_c.torch.PositionalEncoding(num_hiddens=4, dropout=0.1)(torch.zeros(1, 3, 4)).shape
-    torch.Size([1, 3, 4])
     """
 
     P: Tensor
@@ -127,6 +125,10 @@ def rotary(x: Tensor, positions: Any, base: float = 10000.0, interleaved: bool =
 def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dtype] = None) -> Tensor:
     """The slopes (H,) of ALiBi: head h adds -slope[h] * |j - i| to the score of query i and key j.
 
+    >>> from mha_c.torch import functional
+    >>> functional.alibi_slopes(4)
+    tensor([0.2500, 0.0625, 0.0156, 0.0039])
+
     Parameters
     ----------
     device, dtype : optional
@@ -136,12 +138,6 @@ def alibi_slopes(num_heads: int, *, device: Any = None, dtype: Optional[torch.dt
     -------
     Tensor (H,)
         For `relative_bias` (H, 2R + 1) use -slopes[:, None] * abs(arange(-R, R + 1)).
-
-    Examples
-    --------
-    >>> from mha_c.torch import functional
-    >>> functional.alibi_slopes(4)
-    tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return torch.as_tensor(of_numpy.alibi_slopes(num_heads).tolist(), dtype=dtype, device=device)

@@ -17,6 +17,16 @@ __all__ = ["Call", "Seen", "watch"]
 class watch:
     """Record the attention of every call inside `with watch() as seen:`, even if the model keeps no weights.
 
+    >>> import torch, mha_c.torch
+    >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    >>> with mha_c.torch.watch(model) as seen:
+    ...     out = model(torch.ones(1, 5, 16))
+    >>> seen
+    1 calls of attention
+       0 <self_attn: MultiheadAttention, batch 1, 2 heads, 5 queries x 5 keys>
+    >>> seen.calls[0].weights.shape
+    torch.Size([1, 2, 5, 5])
+
     It sees torch's F.scaled_dot_product_attention, nn.MultiheadAttention and the Transformer layers of torch (which
     leave their fast paths meanwhile), the layers and functions of mha_c.torch, and the book's attention classes.  A
     model that writes its softmax itself is not seen.
@@ -51,18 +61,6 @@ class watch:
     nested, and errors inside leave nothing behind.  Calls inside torch.func, torch.compile and exporters are not seen.
     In eval mode, on its fast path, nn.TransformerEncoder returns 0 for padding tokens; under `watch` it returns what it
     returns in training mode.
-
-    Examples
-    --------
-    >>> import torch, mha_c.torch
-    >>> model = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
-    >>> with mha_c.torch.watch(model) as seen:
-    ...     out = model(torch.ones(1, 5, 16))
-    >>> seen
-    1 calls of attention
-       0 <self_attn: MultiheadAttention, batch 1, 2 heads, 5 queries x 5 keys>
-    >>> seen.calls[0].weights.shape
-    torch.Size([1, 2, 5, 5])
     """
 
     @refuses_at_the_call

@@ -25,6 +25,10 @@ def show_bars(
 ) -> Figure:
     """Draw one bar chart for each column, side by side, with the same labels.
 
+    >>> from mha_c.viz import show_bars
+    >>> len(show_bars({"ablation": [0.5, 0.1]}, ["0", "1"]).axes)
+    1
+
     Parameters
     ----------
     columns : dict
@@ -47,12 +51,6 @@ def show_bars(
     ------
     ImportError
         If matplotlib is missing; the message says what to install.
-
-    Examples
-    --------
-    >>> from mha_c.viz import show_bars
-    >>> len(show_bars({"ablation": [0.5, 0.1]}, ["0", "1"]).axes)
-    1
     """
     if not isinstance(columns, Mapping):
         raise TypeError(f"columns must be a dict {{title: numbers}}, got {type(columns).__name__}")

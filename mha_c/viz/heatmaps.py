@@ -34,6 +34,11 @@ def show_heatmaps(
 ) -> Figure:
     """Heat maps of one or several matrices, all on one colour scale.
 
+    >>> import numpy as np
+    >>> from mha_c.viz import show_heatmaps
+    >>> len(show_heatmaps(np.eye(10).reshape(1, 1, 10, 10), xlabel="Keys", ylabel="Queries").axes)
+    2
+
     Parameters
     ----------
     matrices : array_like (queries, keys), (panels, queries, keys) or (rows, columns, queries, keys)
@@ -70,13 +75,6 @@ def show_heatmaps(
     -----
     Unlike d2l's: all panels have one colour scale.  In d2l each has its own, and the colour bar is that of the last.
     Source: d2l 11.1 (10.1 in the first edition).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c.viz import show_heatmaps
-    >>> len(show_heatmaps(np.eye(10).reshape(1, 1, 10, 10), xlabel="Keys", ylabel="Queries").axes)
-    2
     """
     panels, shape = _panels(matrices)
     if figsize is None or figsize is _ONE_PANEL:

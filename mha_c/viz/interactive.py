@@ -49,6 +49,12 @@ def view(
 ) -> Page:
     """An interactive page of attention weights: all heads side by side, one head large, lines, text; no network.
 
+    >>> import numpy as np
+    >>> from mha_c.viz import view
+    >>> page = view(np.full((2, 3, 3), 1 / 3), tokens="the cat sat")
+    >>> "2 heads" in page.text
+    True
+
     Parameters
     ----------
     weights : array_like, list, layer or model
@@ -85,14 +91,6 @@ def view(
         If `weights` has no attention weights.
     ValueError
         If tokens or names do not fit the weights.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from mha_c.viz import view
-    >>> page = view(np.full((2, 3, 3), 1 / 3), tokens="the cat sat")
-    >>> "2 heads" in page.text
-    True
     """
     layers = collect(weights, num_heads, layer_names)
     if title is None:

@@ -60,6 +60,9 @@ def playground(
 ) -> Playground:
     """The page that computes attention in a browser, opened at a layer of your own.  See `Viewable.playground`.
 
+    >>> from mha_c.viz import playground
+    >>> playground([[0.9, 0.1], [0.2, 0.8]], "good morning", page="playground.html").save("own.html")  # doctest: +SKIP
+
     Parameters
     ----------
     source : layer, model or array_like
@@ -87,11 +90,6 @@ def playground(
         If playground.html is not found: the message says how to get it.
     ShapeError, TypeError, ValueError
         If inputs or tokens do not fit, or are too large to be looked at.
-
-    Examples
-    --------
-    >>> from mha_c.viz import playground
-    >>> playground([[0.9, 0.1], [0.2, 0.8]], "good morning", page="playground.html").save("own.html")  # doctest: +SKIP
     """
     if inputs is None:
         weights = collect(source)[0].weights

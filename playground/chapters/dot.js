@@ -78,7 +78,7 @@ const DOT = {
       [T("Output of {query}", { query: words[i] }), "o = " + sumOf(mixed, 4)]];
   },
   note: (n, { models }, small) => (small ? "" : T("A holds all α.") + " ")
-    + T("m, the largest score, is subtracted so that exp stays small, which changes nothing.") + " " + T("One head, trained on such sentences by tools/lecture_models.py: right for {right} of the pairs of noun and last word it had not seen; of {seeds} seeds the one that looks most at the noun meant.",
+    + T("m, the largest score, is subtracted so that exp stays small, which changes nothing.") + " " + T("One head, trained on such sentences: right for {right} of the pairs of noun and last word it had not seen; of {seeds} seeds the one that looks most at the noun meant.",
     { right: percent(models.reference.right), seeds: models.reference.seeds }),
   said: (n) => T("{query} looks at {key}: {weight}", { query: n.words[n.i], key: n.words[n.j],
     weight: exact(n.weights[n.i][n.j]) }),

@@ -133,6 +133,7 @@ def test_a_phone_names_the_words_that_a_row_asks_for(play):
 def test_the_lecture_ends_with_what_was_seen(play, language, first):
     shown = play(f"ch=cost&lang={language}", 1024)
     assert not re.search("[。！？] .", shown.text(".mhac-says")), "no space behind a full stop in Chinese"
+    assert not re.search(r"[。！？] .|[\u4e00-\u9fff]\.", " ".join(shown.texts(".mhac-folds .mhac-note")))
     shown.browser.size(1024, 768)
     shown.press("8")
     shown.browser.until(lambda: shown.run("return R.activeElement && R.activeElement.className") == "mhac-summary")
