@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from .. import torch as ours
 from ..torch._call.children import Layout
 from ..torch._private import leave_to_python
+from ..torch.layers import OF_BOOK
 from ..torch.masking import empty_rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CLASSES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
+CLASSES = tuple(kind.__name__ for kind in OF_BOOK)
 OF_MODELS = ("GQAAttention", "GPT.CausalAttention")  # of the third generation
 FUNCTIONS = ("masked_softmax", "sequence_mask", "transpose_qkv", "transpose_output")
 
@@ -60,14 +61,14 @@ class Book:
         self.originals, self.functions = written_in(module)
         self.empty_rows = empty_rows_of(self.functions.get("masked_softmax"))
         self.classes: dict[str, Any] = {}
-        for name in ("DotProductAttention", "AdditiveAttention", "MultiHeadAttention"):
-            self.classes[name] = self._class(name)
+        for kind in sorted(OF_BOOK, key=lambda kind: kind._layout.inner is not None):  # what is inside comes first
+            self.classes[kind.__name__] = self._class(kind)
         for name in OF_MODELS:
             if name in self.originals:
                 self.classes[name] = self._class_of_models(name)
 
-    def _class(self, name: str) -> Any:
-        kind, of_book = getattr(ours, name), MultiHeadOfBook if name == "MultiHeadAttention" else OfBook
+    def _class(self, kind: Any) -> Any:
+        name, of_book = kind.__name__, OfBook if kind._layout.inner is None else MultiHeadOfBook
         original = self.originals.get(name, kind)
         bases = [base for base in original.__bases__ if base not in kind.__mro__]  # d2l.Module, or none
         body = {"__module__": self.module.__name__, "__doc__": kind.__doc__, "_book": self}
@@ -76,7 +77,7 @@ class Book:
         found: Any = type(name, (of_book, kind, *bases), body)
         layout, inner = kind._layout, None
         if layout.inner is not None:
-            inner = layout.inner[0], self.classes["DotProductAttention"]
+            inner = layout.inner[0], self.classes[layout.inner[1].__name__]
         methods = [(None, own, getattr(found, own)) for owner, own, _ in layout.methods if owner is None]
         functions = [(self.module, own, function) for own, function in self.functions.items()]
         found._layout = Layout.of(layout.slots, inner, (*methods, *functions))
@@ -130,8 +131,9 @@ class MultiHeadOfBook(OfBook):
 
     def _new_attention(self, dropout: Any, empty_rows: Any) -> Any:
         kind = self._book.module.DotProductAttention
-        if kind is self._book.originals.get("DotProductAttention"):  # after unpatch
-            kind = self._book.classes["DotProductAttention"]
+        own = type(self)._layout.inner[1]  # type: ignore[attr-defined]
+        if kind is self._book.originals.get(own.__name__):  # after unpatch
+            kind = own
         attention = kind(dropout)
         if empty_rows != self._book.empty_rows:
             attention.empty_rows = empty_rows

@@ -363,6 +363,8 @@ CausalAttention._layout = Layout.of(
     ((1, "W_qkv"), (3, "W_o")), dropout=None
 )  # among the Parameters of keys: so a cache knows it
 
+OF_MODELS = GQAAttention, CausalAttention  # in those of the third generation
+
 
 # --- Rotary positions, as the book computes them ----------------------------------------------------------
 

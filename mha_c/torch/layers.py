@@ -218,6 +218,9 @@ class AdditiveAttention(AttentionModule):
 
 AdditiveAttention._layout = Layout.of(((0, "W_q"), (1, "W_k"), (8, "w_v")))
 
+# Those of all generations of the book.
+OF_BOOK: tuple[type[AttentionModule], ...] = (MultiHeadAttention, DotProductAttention, AdditiveAttention)
+
 
 # --- What the layers share ----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from contextlib import suppress
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +17,10 @@ from ...errors import ShapeError
 from .._call.children import is_changed
 from .._call.inputs import copied
 from .._module import AttentionModule
-from ..grouped import CausalAttention, GQAAttention
-from ..layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
+from ..grouped import OF_MODELS
+from ..layers import OF_BOOK
 
-
-class _Kind(NamedTuple):
-    """A class of the book, as all generations have it that have it at all."""
-
-    ours: Any
-    children: set[str]
-    call: tuple[str, ...] = ("queries", "keys", "values", "valid_lens")
-    methods: tuple[str, ...] = ()  # that ours has not
-
-
-_KINDS = {
-    "MultiHeadAttention": _Kind(MultiHeadAttention, {"attention", "W_q", "W_k", "W_v", "W_o"}),
-    "AdditiveAttention": _Kind(AdditiveAttention, {"W_k", "W_q", "w_v", "dropout"}),
-    "DotProductAttention": _Kind(DotProductAttention, {"dropout"}),
-    "GQAAttention": _Kind(GQAAttention, {"W_q", "W_k", "W_v", "W_o"}, methods=("_rope",)),
-    "CausalAttention": _Kind(CausalAttention, {"W_qkv", "W_o"}, ("X",), ("_rope",)),
-}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*OF_BOOK, *OF_MODELS)}  # ours
 _STATE = frozenset((*nn.Module().__dict__, "num_heads"))  # attributes of our modules before the first call
 _ROUNDING = 1e-4  # far above rounding in float32, far below the difference of another formula with numbers around 1
 
@@ -63,26 +47,34 @@ def become_ours(module: nn.Module) -> Optional[str]:
 
 def _looks_like_d2l(module: nn.Module) -> bool:
     kind = type(module)
-    ours, children, call, methods = _KINDS[kind.__name__]
-    if {name for name, _ in module.named_children()} != children or any(True for _ in module.buffers()):
+    ours = _KINDS[kind.__name__]
+    if {name for name, _ in module.named_children()} != _children(ours) or any(True for _ in module.buffers()):
         return False
     # Python notes __slotnames__ in a class when it first copies an instance.
-    names = vars(kind).keys() - {"__slotnames__", *methods}
+    names = vars(kind).keys() - {"__slotnames__"}
     if any(True for _ in module.parameters(recurse=False)) or any(not hasattr(ours, name) for name in names):
         return False
-    parameters = [*inspect.signature(kind.forward).parameters.values()][1:]
-    return tuple(x.name for x in parameters if x.kind is not x.VAR_POSITIONAL) == call
+    ours_takes, takes = (inspect.signature(one.forward).parameters.values() for one in (ours, kind))
+    by_place = [x.name for x in ours_takes if x.kind is x.POSITIONAL_OR_KEYWORD]
+    return [x.name for x in takes if x.kind is not x.VAR_POSITIONAL] == by_place
+
+
+def _children(ours: Any) -> set[str]:
+    """The names of the children of a layer: its projections, and what holds the dropout, if there is one."""
+    layout = ours._layout
+    holder = layout.inner[:1] if layout.inner else ("dropout",) if layout.dropout else ()
+    return {*holder, *(name for _, name in layout.slots)}
 
 
 def _become_ours(module: Any, empty_rows: str) -> None:
-    ours = _KINDS[type(module).__name__].ours
+    ours = _KINDS[type(module).__name__]
     for name in module.__dict__.keys() - _STATE:  # a program's own attributes stay
         if name == "board" or hasattr(ours, name):  # d2l.Module's: files without it load where d2l is missing
             del module.__dict__[name]
     module.__class__ = ours
     inner = module._modules.get("attention")  # converted before: what decides in a call of the children
     if issubclass(ours, AttentionModule):
-        module.empty_rows = inner.empty_rows if isinstance(inner, DotProductAttention) else empty_rows
+        module.empty_rows = inner.empty_rows if isinstance(inner, AttentionModule) else empty_rows
 
 
 # --- What a module computes ---------------------------------------------------------------------------

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from .._heads import AttendsHeads
 from .._module import AttentionModule
-from ..layers import MultiHeadAttention
+from ..layers import OF_BOOK
 from .operands import Operands, Weights, versions_of
 
-BOOK_NAMES = ("MultiHeadAttention", "DotProductAttention", "AdditiveAttention")
+BOOK_NAMES = frozenset(kind.__name__ for kind in OF_BOOK)
 OURS = (AttentionModule, AttendsHeads)
 
 
@@ -76,7 +76,7 @@ def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operand
 
 def _heads(module: Any) -> Optional[int]:
     heads = getattr(module, "num_heads", None)
-    many = isinstance(module, (MultiHeadAttention, AttendsHeads)) or "attention" in module._modules
+    many = isinstance(module, AttendsHeads) or "attention" in module._modules
     return heads if isinstance(heads, int) and many else None
 
 
