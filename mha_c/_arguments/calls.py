@@ -22,6 +22,7 @@ _MASKS = {
     **dict.fromkeys(("mask", "attn_mask"), None),
 }
 _CAUSAL = "is_causal", "use_causal_mask"
+INPUTS = "queries", "keys", "values"
 
 
 def shows_names(function: Any) -> Any:
@@ -57,7 +58,7 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
     name = next(iter(named))
     signature = inspect.signature(getattr(type(layer), call))
     shown = [one.replace(annotation=one.empty) for one in signature.parameters.values()][1:]
-    shown = [one.replace(default=one.empty) if one.name == "values" else one for one in shown]
+    shown = [one.replace(default=one.empty) if one.name in INPUTS else one for one in shown]
     known = [one.name for one in shown if one.kind is not one.VAR_POSITIONAL]
     if name in getattr(type(layer), "_lacks", {}):
         hint = layer._lacks[name]
@@ -66,7 +67,10 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
     elif name in _MASKS and "queries" in known:
         hint = _instead_of(name, layer)
     elif name in _MASKS:
-        hint = "it is causal and takes no other mask; GQAAttention takes valid_lens"
+        hint = (
+            "it is causal without a mask, so leave this one out, also that of a padded end, which no step before it "
+            "sees; for other lengths GQAAttention(num_hiddens, num_heads, num_heads) takes valid_lens"
+        )
     else:
         hint = f"it is called with {signature.replace(parameters=shown, return_annotation=signature.empty)}"
         found = meant(name, known)
@@ -81,14 +85,16 @@ def _instead_of(mask: str, layer: Any) -> str:
     hides = _MASKS[mask]
     keep = f"~{mask}" if hides else mask
     lens = f"({keep})" if hides else keep
-    keep += "[:, None]" if "padding" in mask else ""  # (B, K): one row for all queries
+    of_items, of_rows = " of a mask (B, K) or (B, Q, K)", ", which is (Q, K) or (B, Q, K)"
+    if "padding" in mask:  # (B, K): one row for all queries
+        keep, of_items, of_rows = f"{keep}[:, None]", "", ""
     text = (
         f"layers take valid_lens, how many keys each item or each query may see, and causal.  For a causal mask write "
-        f"causal=True; if the keys that count come first, valid_lens={lens}.sum(-1)"
+        f"causal=True; if the keys that count come first, valid_lens={lens}.sum(-1){of_items}"
     )
     if functional:
         function = f"{home}.functional.{functional}"
-        text += f"; for any other mask call {function}(..., keep_mask={keep}), where True = may attend"
+        text += f"; for any other mask call {function}(..., keep_mask={keep}){of_rows}, where True = may attend"
     return text if hides is not None else f"{text}.  If True hides, as in torch.nn.MultiheadAttention, it is ~{mask}"
 
 

@@ -319,6 +319,15 @@ def one_count(counts: Array) -> Counts:
     return int(counts[0]) if (counts == counts[0]).all() else counts
 
 
+def check_not_projected(keys: Any) -> None:
+    """TypeError for keys that `project` made, in a call with a cache."""
+    if isinstance(keys, ProjectedKeyValues):
+        raise TypeError(
+            "a cache keeps the keys and values of a decoder's own steps, and `project` gave those of an encoder: call "
+            "layer(queries, kv) without cache="
+        )
+
+
 def check_steps(batch: int, **shapes: tuple[int, ...]) -> None:
     """ShapeError unless queries, keys and values are of the same new steps, and the cache has this batch size."""
     wanted = shapes["queries"][:2]

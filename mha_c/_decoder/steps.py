@@ -21,6 +21,7 @@ from . import rolling
 from .caches import (
     KeyValueCache,
     ProjectedKeyValues,
+    check_not_projected,
     check_steps,
     lengths_of,
     project_rows,
@@ -123,6 +124,7 @@ class Decodes(Planned):
 
     def _step(self, cache: KeyValueCache, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
+        check_not_projected(keys)
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         queries, keys, values = arrays
         check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)

@@ -17,6 +17,7 @@ from .._arguments import calls, scalars
 from .._arguments.calls import is_refusal, refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
 from .._arguments.options import causal_lengths, check_causal_steps
+from .._decoder.caches import check_not_projected
 from .._decoder.steps import Decodes, DecodingLayer
 from .._layer.lacks import lacking, why_not
 from .._layer.viewable import Viewable
@@ -243,7 +244,9 @@ class AttentionModule(DecodingModule, Viewable):
         if cache is not None and is_compiling() and not exporting():
             return in_python(self._otherwise, queries, keys, values, valid_lens, causal, training, cache)
         projected, steps, plain = False, None, all_plain(self)
-        if isinstance(keys, ProjectedKeyValues):
+        if cache is not None:
+            check_not_projected(keys)
+        elif isinstance(keys, ProjectedKeyValues):
             projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
         if plain:
             queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values, valid_lens)

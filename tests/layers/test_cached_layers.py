@@ -91,7 +91,8 @@ def test_refusals(kind, rng):
     cache = layer.new_cache(2, 4)
     with pytest.raises(ValueError, match="a cache is for causal attention"):
         layer(x, x, x, causal=False, cache=cache)
-    with pytest.raises(ValueError, match="a cache is for evaluation"):
+    word = ", or give the call training=False" if kind == "numpy" else ""  # torch's call has no such word
+    with pytest.raises(ValueError, match=rf"a cache is for evaluation: call eval\(\) first{word}$"):
         layer.train()(x, x, x, cache=cache)
     layer.eval()
     with pytest.raises(mha_c.ShapeError, match="batch of 1, but the cache one of 2"):
@@ -105,6 +106,21 @@ def test_refusals(kind, rng):
     if kind == "numpy":
         with pytest.raises(TypeError, match="the cache holds float64, but the new steps are"):
             layer(*[x[:, :1].astype("f4")] * 3, cache=cache)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [("GQAAttention", 16, 4, 2), ("MultiHeadAttention", 16, 16, 16, 16, 4, 0.0)])
+def test_a_cache_takes_no_projected_keys(kind, sizes, rng):
+    """They would be projected twice; and a name that no call has is refused with those that this one has."""
+    layer, given, _ = made(kind, *sizes)
+    x, cache = given(rng.standard_normal((2, 3, 16))), layer.new_cache(2, 4)
+    with pytest.raises(TypeError, match=r"call layer\(queries, kv\) without cache="):
+        layer(x, layer.project(x, x), cache=cache)
+    assert np.asarray(cache.lengths).tolist() == [0, 0]
+    with pytest.raises(
+        TypeError, match=r"'need_weights': it is called with \(queries, keys, values, valid_lens=None, \*"
+    ):
+        layer(x, x, x, need_weights=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -177,6 +177,7 @@ class Steps(NamedTuple):
         check_cache(module, cache, training)
         refuse_transforms("decoding with a cache")
         queries, keys, values = inputs
+        caches.check_not_projected(keys)
         check_inputs(queries=queries, keys=keys, values=values)
         caches.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
         if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
@@ -265,4 +266,5 @@ def check_cache(module: Any, cache: Any, training: Optional[bool]) -> None:
     if type(cache) is not KeyValueCache:
         raise TypeError(f"cache must be what new_cache made, got {type(cache).__name__}")
     if module.training if training is None else training:
-        raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
+        word = "" if module._layout.dropout is None else ", or give the call training=False"
+        raise ValueError(f"a cache is for evaluation: call eval() first{word}")
