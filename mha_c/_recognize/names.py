@@ -60,7 +60,8 @@ def heads_of(layer: Any) -> int:
     """The number of heads that a layer's attributes say; 0 where they say none."""
     held = {name: x for name, x in getattr(layer, "__dict__", {}).items() if _counts(x)}
     found: list[Any] = [x for name in HEADS for x in [getattr(layer, name, None)] if _counts(x)]
-    found += [x for name, x in held.items() if _MORE_HEADS.fullmatch(re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())]
+    spelt = {re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_"): x for name, x in held.items()}
+    found += [x for name, x in spelt.items() if _MORE_HEADS.fullmatch(name)]
     return int(found[0]) if found else 0
 
 
@@ -74,8 +75,9 @@ def root_of(name: str) -> str:
     name = name[: -len("_weight")] if name.endswith("_weight") else name
     if name in _WHOLE:
         return _WHOLE[name]
-    words = [word for word in name.split("_") if word not in _FILL]
-    return _ROOT.get("".join(words), "")
+    words = "".join(word for word in name.split("_") if word not in _FILL)
+    several = "".join(sorted(words, key="qkv".find)) if len(words) > 1 and {*words} <= {*"qkv"} else ""
+    return _ROOT.get(several or words, "")  # kqv, vk: in another order
 
 
 def parameters(mine: Any) -> list[inspect.Parameter]:

@@ -16,8 +16,8 @@ _ROLES = {
     "offset": "offset|start|start_pos(ition)?|pos(ition)?_offset|past(_len(gth)?)?|cache_len(gth)?|pos_start|shift"
     "|kv_offset|q_offset|num_past|prefix_len|begin|start_index|first",
     "positions": "positions?|pos|position_ids|token_positions?|pos_ids|input_pos|indices|idx|t|ts|timesteps|steps",
-    "cos": "cos(ines?)?(_?(cached?|tables?|emb|values?|q|pos))?",
-    "sin": "sin(es?)?(_?(cached?|tables?|emb|values?|q|pos))?",
+    "cos": "(freqs?_)?cos(ines?)?(_?(cached?|tables?|emb|values?|q|pos))?",
+    "sin": "(freqs?_)?sin(es?)?(_?(cached?|tables?|emb|values?|q|pos))?",
     "cis": "(freqs?_?|pos_?)?(cis|complex)",
     "base": "base|theta|(rope|freq|theta|rotary|rope_freq)_?(base|theta)|base_freq(uency)?|max_period",
     "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
@@ -68,7 +68,10 @@ def arguments(mine: Any) -> dict[str, str]:
     """
     wanted = ["queries", "keys", "values"]
     told = (*wanted, "valid_lens", "mask", *TABLES)
-    return {name: role if role in told else "" for name, role in roles(mine, wanted).items()}
+    found = {name: role if role in told else "" for name, role in roles(mine, wanted).items()}
+    if "keys" not in found.values():  # (query, values): one input is both
+        found = {name: "keys" if role == "values" else role for name, role in found.items()}
+    return found
 
 
 def is_flag(parameter: inspect.Parameter) -> bool:

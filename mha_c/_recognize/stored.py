@@ -34,6 +34,13 @@ class Part(NamedTuple):
     columns: Optional[slice] = None
     axes: tuple[tuple[int, ...], ...] = ()
 
+    def rows_of(self, biases: int) -> Any:
+        """Which of so many biases belong to it: a joint projection may have one vector, or each of its parts."""
+        own = self.rows
+        if own is None or len(own) == biases:
+            return slice(None)
+        return slice(own.start, own.stop) if isinstance(own, range) else list(own)
+
     def __str__(self) -> str:
         name = self.weight[: -len(".weight")] if self.weight.endswith(".weight") else self.weight
         if self.columns is not None:

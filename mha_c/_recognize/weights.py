@@ -58,9 +58,7 @@ class Weights(NamedTuple):
         found = [bias_of(layer, part) for part in self.parts[name]]
         if any(x is None for x in found):
             return None
-        return np.concatenate(
-            [x if part.rows is None else x[list(part.rows)] for x, part in zip(found, self.parts[name])]
-        )
+        return np.concatenate([x[part.rows_of(len(x))] for x, part in zip(found, self.parts[name])])
 
     def clear_biases(self, layer: Any) -> None:
         """Write zeros into all biases."""
@@ -158,11 +156,31 @@ class _Held:
         rest = [leaf for leaf in self.leaves if id(leaf) not in used and leaf.shape[0] != 1]  # no W_o is a vector
         named = [leaf for leaf in by_root.get("o", []) if id(leaf) not in used]
         out = named[:1] if named and named[0].place[:1] in ((), (0,), (3,)) else rest[:1] if len(rest) == 1 else []
-        found = [{**parts, **({"W_o": (out[0].part,)} if out else {})} for parts in self._projections(by_root, joint)]
+        queries = out[0].shape[1] if out else 0
+        found = [{**parts, **({"W_o": (out[0].part,)} if out else {})}
+                 for parts in self._projections(by_root, joint, queries)]  # fmt: skip
+        found = [self._with_biases(parts) for parts in found]
         return list(itertools.chain.from_iterable(map(self._with_heads, map(self._both_ways, found))))
 
-    def _projections(self, by_root: dict[str, list[Leaf]], joint: str) -> Iterator[dict[str, tuple[Part, ...]]]:
-        """{W_q, W_k, W_v: parts} of each order of a joint projection."""
+    def _with_biases(self, parts: dict[str, tuple[Part, ...]]) -> dict[str, tuple[Part, ...]]:
+        """The same, with vectors that are biases by their names alone: q_bias, bias_v, b_query."""
+        used = {path for own in parts.values() for part in own for path in (part.weight, part.bias)}
+        for path in paths(self.layer):
+            last = path.rpartition(".")[2]
+            name = "W_" + root_of(re.sub("_?bias_?|^b_|_b$", "", last))
+            own = parts.get(name, ())
+            if path not in used and len(own) == 1 and not own[0].bias and last.lower().startswith(("b", "q", "k", "v")):
+                if tuple(at(self.layer, path).shape) == (shape_of(self.layer, own[0])[0],):
+                    parts = {**parts, name: (own[0]._replace(bias=path),)}
+        return parts
+
+    def _projections(
+        self, by_root: dict[str, list[Leaf]], joint: str, queries: int
+    ) -> Iterator[dict[str, tuple[Part, ...]]]:
+        """{W_q, W_k, W_v: parts} of each order of a joint projection.
+
+        queries   how many of its outputs are queries, as W_o says; 0 where there is none
+        """
         alone = {f"W_{x}": tuple(leaf.part for leaf in by_root[x]) for x in "qkv" if x in by_root}
         if not joint:
             yield alone
@@ -170,7 +188,10 @@ class _Held:
         leaf = by_root[joint][0]
         letters = _letters(leaf.name, joint)
         heads = self._number("num_heads") or 1
-        for rows in _orders(leaf.shape[0], len(letters), heads if joint == "qkv" else 1):
+        orders = _orders(leaf.shape[0], len(letters), heads if joint == "qkv" else 1)
+        if joint == "qkv":
+            orders = itertools.chain(_shared(leaf.shape[0], queries or leaf.shape[1], heads), orders)
+        for rows in orders:
             cut = {f"W_{x}": (leaf.part._replace(rows=own),) for x, own in zip(letters, rows)}
             yield {**{name: parts for name, parts in alone.items() if name not in cut}, **cut}
 
@@ -285,3 +306,15 @@ def _orders(outputs: int, parts: int, heads: int) -> Iterator[list[Sequence[int]
     if heads and size % heads == 0 and size:
         each = np.arange(outputs).reshape(-1, parts, heads)
         yield [tuple(each[:, i].T.ravel().tolist()) for i in range(parts)]
+
+
+def _shared(outputs: int, queries: int, heads: int) -> Iterator[list[Sequence[int]]]:
+    """The same where heads of queries share keys: all q, then k, then v; or so for each group of heads."""
+    keys = (outputs - queries) // 2
+    if not 0 < keys < queries or queries + 2 * keys != outputs:
+        return
+    yield [range(queries), range(queries, queries + keys), range(queries + keys, outputs)]
+    width = queries // heads
+    if keys % width == 0 and queries % keys == 0 and keys > width:
+        each = np.arange(outputs).reshape(keys // width, -1, width)
+        yield [tuple(x.ravel().tolist()) for x in (each[:, :-2], each[:, -2], each[:, -1])]

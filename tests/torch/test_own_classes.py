@@ -6,6 +6,7 @@ import pickle
 import re
 import time
 import warnings
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from torch import nn
 import mha_c
 import mha_c.torch as mt
 import own_attention
-import own_attention_more  # noqa: F401  it fills the zoo
+import own_attention_calls
+import own_attention_more  # noqa: F401
 import own_attention_public  # noqa: F401
+import own_lookalikes_more
 import own_self_attention
 from own_attention import ZOO
 from own_lookalikes import LOOKALIKES
@@ -32,7 +35,8 @@ def split(call):
 def tensors(value):
     if isinstance(value, torch.Tensor):
         return [value]
-    return [x for item in value for x in tensors(item)] if isinstance(value, (tuple, list)) else []
+    value = value.values() if isinstance(value, dict) else value
+    return [x for item in value for x in tensors(item)] if isinstance(value, Iterable) else []
 
 
 def weights_kept(module):
@@ -391,6 +395,46 @@ def test_lookalikes_are_left_and_named(name):
     said = message.split(kind.__name__ + ") ")[1].split(".  In a forward")[0]
     assert re.search(words or r"^differs: |^computes something other than an attention of the book$", said), said
     assert "dot_product_attention(q, k, v, keep_mask=mask)" in message
+
+
+def test_calls_that_were_not_compared():
+    """Another temperature's features; two masks that mean something else together; causal without keys alone."""
+    heads = torch.randn(2, 4, 5, 8)
+    module, twin = drawn("Temperature")
+    assert mha_c.explain(module, heads, heads, heads).as_dict()["way"] == "general"
+    torch.testing.assert_close(module(heads, heads, heads), twin(heads, heads, heads))
+
+    class Both(own_attention_calls.Projected):
+        def forward(self, x, context=None, mask=None, padding_mask=None):
+            q, k, v = self.project(x, *[x if context is None else context] * 2)
+            scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+            scores = own_lookalikes_more.interacting(mask, padding_mask, scores)
+            if context is None:
+                scores = scores + torch.full((x.shape[1],) * 2, -torch.inf).triu(1)
+            return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    twin, x, other, seen = Both(), torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.ones(1, 1, 5, 5).tril().bool()
+    module = mt.convert(copy.deepcopy(twin))
+    ways = {"core": ([x, other], [x, other, seen]), "general": ([x], [x, None, seen], [x, other, seen, seen])}
+    for way, calls in ways.items():
+        for call in calls:
+            assert mha_c.explain(module, *call).as_dict()["way"] == way
+            torch.testing.assert_close(module(*call), twin(*call), **TOLERANCE)
+
+
+def test_three_layers_that_end_in_one_number_are_no_attention():
+    """Nobody calls them one: nothing is said of them."""
+
+    class Critic(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc1, self.fc2, self.fc3 = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+
+        def forward(self, state, action):
+            return self.fc3(self.fc2(self.fc1(torch.cat((state, action), -1)).tanh()).tanh())
+
+    with pytest.warns(UserWarning, match="nothing to replace"):
+        mt.convert(Critic())
 
 
 def test_settings_that_change():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import itertools
 import threading
 import warnings
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from ..._recognize import Weights, arguments
 from .._call.inputs import copied
 from .._private import HOOKS
 from . import forms
-from .plan import NEEDED, Found, Plan, arranged, at, attended, inputs_of
+from .plan import MASKS, NEEDED, Found, Plan, arranged, at, attended, inputs_of
 from .rotating import Table, given_for
 
 
@@ -101,8 +102,11 @@ def takes_of(module: nn.Module) -> tuple[tuple[str, str, Any], ...]:
     first = {role: name for name, role in reversed([*roles.items()])}
     every = inspect.signature(module.forward).parameters.values()
     own = [x for x in every if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
-    # One mask is told, and one of lengths; with another one its own lines run.
+    # One parameter of lengths is told, and one table of each kind; with another one its own lines run.
     told = [roles.get(x.name, "") if first.get(roles.get(x.name, "")) == x.name else "" for x in own]
+    masks = [x.name for x in own if roles.get(x.name) == "mask"]
+    of_masks = dict(itertools.zip_longest(masks, MASKS[: len(masks)], fillvalue=""))
+    told = [of_masks.get(x.name, role) for x, role in zip(own, told)]
     return tuple((x.name, role, NEEDED if x.default is x.empty else x.default) for x, role in zip(own, told))
 
 
@@ -119,11 +123,12 @@ class Compared:
         self.own = with_numbers(module).eval()
         self.drops = _weighing(self.own)
         self.printed = io.StringIO()
-        self.tables = [x for x in _tensors(self.own) if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1]
+        self.tables = [x for x in tensors_of(self.own) if x.dim() > 1 and x.shape[-1] == x.shape[-2] > 1]
         self.most_keys = min((int(x.shape[-1]) for x in self.tables), default=1 << 62)
         self.buffers = {name for part in self.own.modules() for name in part._buffers}
         self.errors: list[Exception] = []
         self.table: Optional[Table] = None  # of angles, which its calls are given
+        self.width = 4  # of queries, keys and values that are not projected
         self.runs = False  # whether a call of it has given anything
 
     # ---- calls -----------------------------------------------------------------------------------------
@@ -137,23 +142,22 @@ class Compared:
     def features(self, weights: Optional[Weights]) -> tuple[int, int, int]:
         """Of queries, keys and values."""
         if weights is None:
-            return 4, 4, 4
+            return self.width, self.width, self.width
         into = {name: size or out for name, (size, out) in weights.sizes(self.own).items()}
         return into["W_q"], into["W_k"], into.get("W_v", into["W_k"])
 
-    def inputs(
-        self, weights: Optional[Weights], layouts: tuple[str, str], square: bool, seed: int = 0, many: int = 0
-    ) -> dict[str, Any]:
+    def inputs(self, weights: Optional[Weights], layouts: tuple[str, str], square: bool, seed: int = 0, many: int = 0,
+               leaves_out: tuple[str, ...] = ()) -> dict[str, Any]:  # fmt: skip
         """{role: an input} of these layouts."""
         batch, n_queries, n_keys = self.sizes(weights)
         n_keys = many or n_keys
         if layouts[0] in ("BC", "1BC", "B1C"):
             n_queries = 1
-        elif square or "keys" not in self.roles:
+        elif square or not {"keys", "values"} & {*self.roles} - {*leaves_out}:
             n_queries = n_keys
         generator, features = torch.Generator().manual_seed(seed), self.features(weights)
         found: dict[str, Any] = {}
-        roles = [role for role in ("queries", "keys", "values") if role in self.roles]
+        roles = [role for role in ("queries", "keys", "values") if role in self.roles and role not in leaves_out]
         for role, size in zip(("queries", "keys", "values"), features):
             rows, layout = (n_queries, layouts[0]) if role == "queries" else (n_keys, layouts[1])
             shape = {
@@ -208,12 +212,18 @@ class Compared:
         out_drop = self.drops.get(plan.out_dropout)
         return found if out_drop is None else found._replace(out=out_drop(found.out))
 
+    def again(self, plan: Plan, given: dict[str, Any], found: Found) -> Any:
+        """The result of a call by the core, in the form that the plan says."""
+        key = self.key(plan, given)
+        return forms.given(plan.flags[key], found.out, lambda each: forms.shaped(found.weights, each), key[0])
+
     def agrees(self, plan: Plan, given: dict[str, Any], drop: Any = same, seed: Optional[int] = None,
-               lenient: bool = False) -> bool:  # fmt: skip
+               lenient: bool = False, ignores: str = "") -> bool:  # fmt: skip
         """Whether both give the same, in the form that the plan says, and have the same gradients.
 
         seed      of torch's generator, for both: dropout by functions
         lenient   rows of NaN may have other numbers in ours
+        ignores   a role that ours are not given
         """
         key = self.key(plan, given)
         form = plan.flags.get(key)
@@ -222,13 +232,14 @@ class Compared:
             result = self.call(given)
             self.runs = True
             _seeded(seed)
+            given = {role: x for role, x in given.items() if role != ignores}
             found = self.ours(plan, given, drop)
         except Exception as error:
             self.errors.append(error)
             return False
         if found is None or form is None:
             return False
-        again = forms.given(form, found.out, lambda each: forms.shaped(found.weights, each), key[0])
+        again = self.again(plan, given, found)
         pairs = list(zip(forms.tensors(result), forms.tensors(again)))
         if len(forms.tensors(result)) != len(forms.tensors(again)):
             return False
@@ -243,7 +254,7 @@ class Compared:
             return True
         leaves = [x for x in given.values() if isinstance(x, Tensor) and x.requires_grad]
         leaves += [x for x in self.own.parameters() if x.requires_grad]
-        return all(map(forms.near, _gradients(result, form, leaves), _gradients(again, form, leaves)))
+        return forms.all_near(_gradients(result, form, leaves), _gradients(again, form, leaves))
 
     def key(self, plan: Plan, given: dict[str, Any]) -> Any:
         """(layout of queries, values of the flags): which form a result has."""
@@ -254,7 +265,7 @@ class Compared:
 
 def layouts_of(plan: Plan, given: dict[str, Any]) -> tuple[str, str]:
     """The axes of queries and keys in a call."""
-    keys = given.get("keys", given["queries"])
+    keys = given.get("keys", given.get("values", given["queries"]))
     return plan.layouts.get((given["queries"].dim(), keys.dim()), ("", ""))
 
 
@@ -278,7 +289,7 @@ def _seeded(seed: Optional[int]) -> None:
         torch.manual_seed(seed)
 
 
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """Buffers, and tensors that are plain attributes."""
     yield from module.buffers()
     for part in module.modules():
@@ -287,7 +298,7 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
 
 def _gradients(result: Any, form: Any, leaves: list[Tensor]) -> list[Tensor]:
     """Of the output, or of weights where there is no output."""
-    pairs = list(zip(result if isinstance(result, tuple) else (result,), forms.names(form)))
+    pairs = list(zip(forms.names(result), forms.names(form)))
     wanted = [x for x, each in pairs if str(each).startswith("out")] or [x for x, each in pairs if each is not None]
     loss: Any = sum(x.square().sum() for x in wanted)
     if not loss.requires_grad:

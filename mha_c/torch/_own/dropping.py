@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import dropout as torch_dropout
 
-from ..._recognize import books_name
+from ..._recognize import books_name, root_of
 from .compared import Compared, Unlike, Weighing, weighed
 from .masks import all_cases
 from .plan import Plan, at
@@ -58,11 +58,22 @@ def _place_of_drop(compared: Compared, plan: Plan, paths: tuple[str, ...], cases
 
 def _checked_drops(compared: Compared, plan: Plan) -> Plan:
     """Ours drop weights, and perhaps the output, too."""
-    if plan.out_dropout and not plan.dropout:
+    if plan.out_dropout and not (plan.dropout or _ends_the_output(compared, plan)):
         raise Unlike(f"{plan.out_dropout} drops the output, not the attention weights")
-    if compared.drops and not plan.dropout:
+    if compared.drops and not (plan.dropout or plan.out_dropout):
         raise Unlike(f"{next(iter(compared.drops))} is not used: no attention weights are dropped")
     return plan
+
+
+def _ends_the_output(compared: Compared, plan: Plan) -> bool:
+    """Whether the dropout of the output belongs to the projection there: beside it in a Sequential, or by its name.
+    Elsewhere somebody may have meant to drop the weights."""
+    own = plan.weights.parts.get("W_o", ()) if plan.weights is not None else ()
+    around, _, name = plan.out_dropout.rpartition(".")
+    words = [word for word in name.lower().split("_") if not word.startswith("drop")]
+    if not own or root_of("_".join(words)) == "o" or "resid" in words:
+        return bool(own)
+    return type(at(compared.own, around)) is nn.Sequential and own[0].weight.startswith(f"{around}.")
 
 
 def _numbers(module: nn.Module) -> Iterator[tuple[str, float]]:

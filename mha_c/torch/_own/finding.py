@@ -51,9 +51,15 @@ def kind_of(module: nn.Module) -> str:
     if len(others) > (0 if holds_attention(module) else own):  # a block, with more in it
         return ""
     if "w_v" in found[0].parts:
-        says = "keys" in by_name or "values" in by_name or "att" in kind.__name__.lower()
-        return "additive" if says and "keys" in roles else ""
+        return "additive" if "keys" in roles else ""
     return "multi_head"
+
+
+def says_so(module: nn.Module) -> bool:
+    """Whether names say that it is an attention, so that somebody may wonder why it was left.  Three layers that end
+    in one number may be an additive score, and a critic of states and actions as well."""
+    by_name = {books_name(name, ["keys", "values"]) for name in arguments(module)} - {""}
+    return bool(by_name) or "att" in type(module).__name__.lower() or kind_of(module) != "additive"
 
 
 def converted(module: nn.Module) -> tuple[list[str], bool]:
@@ -66,11 +72,13 @@ def converted(module: nn.Module) -> tuple[list[str], bool]:
         known = isinstance(part, nn.MultiheadAttention) or is_of_the_book(part)
         if not known and (not kind_of(part) or is_wrapper(part)):
             continue
-        found, around = True, not known and holds_attention(part)
+        around = not known and holds_attention(part)
         if known:
             before[part] = type(part), dict(part.__dict__)
         reason = _of_torch_or_the_book(part, before) if known else conversion.take(part)
-        if reason is not None and not around:  # else what is inside has been told
+        told_of = known or reason is None or says_so(part)
+        found = found or told_of
+        if reason is not None and told_of and not around:  # else what is inside has been told
             kind = f"{type(part).__module__}.{type(part).__qualname__}"
             left.append(f"{name or 'the module itself'} ({kind}) {reason}")
     return left[::-1], found

@@ -41,6 +41,13 @@ def near(a: Any, b: Any) -> bool:
     return torch.allclose(a.to(b.dtype), b, rtol=NEAR, atol=NEAR)
 
 
+def all_near(grads: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether gradients of one loss are equal but for rounding.  Those that are 0 in exact numbers, as of a bias of
+    keys, are as far from it as the largest ones round."""
+    atol = max([NEAR, *(0.1 * NEAR * float(x.abs().max()) for x in others if x.numel())])
+    return all(a.shape == b.shape and torch.allclose(a, b, rtol=NEAR, atol=atol) for a, b in zip(grads, others))
+
+
 def shaped(weights: Tensor, form: str) -> Optional[Tensor]:
     """Weights (B, H, Q, K) in a form; None where these sizes have no such form."""
     found: Optional[Tensor] = _SHAPES[form](weights)
@@ -48,9 +55,10 @@ def shaped(weights: Tensor, form: str) -> Optional[Tensor]:
 
 
 def form_of(result: Any, out: Tensor, weights: Tensor, layout: str) -> Any:
-    """What a result is: "out", a form of weights, None for None, or a tuple of these; "?" where it is neither."""
-    if type(result) is tuple:
-        return tuple(form_of(x, out, weights, layout) for x in result)
+    """What a result is: "out", a form of weights, None for None, or several of these, in a tuple, a named tuple or a
+    dict as the result is; "?" where it is neither."""
+    if is_several(result):
+        return like(result, [form_of(x, out, weights, layout) for x in _parts(result)])
     if result is None:
         return None
     if near(result, put_back(out, layout)):
@@ -67,19 +75,35 @@ def form_of_weights(result: Any, weights: Tensor) -> str:
 
 def is_known(form: Any) -> bool:
     """Whether it is no "?", and shows anything at all."""
-    forms = form if isinstance(form, tuple) else (form,)
+    forms = names(form)
     return "?" not in forms and any(x is not None for x in forms)
 
 
-def names(form: Any) -> tuple[Any, ...]:
-    """The parts of a form."""
-    return form if isinstance(form, tuple) else (form,)
+def is_several(form: Any) -> bool:
+    """Whether a result, or its form, has parts: a tuple, named or not, or a dict."""
+    return type(form) in (tuple, dict) or (isinstance(form, tuple) and hasattr(form, "_fields"))
+
+
+def names(form: Any) -> list[Any]:
+    """What a form, or a result, is made of in the end."""
+    return [x for part in _parts(form) for x in names(part)] if is_several(form) else [form]
+
+
+def _parts(several: Any) -> list[Any]:
+    return list(several.values() if type(several) is dict else several)
+
+
+def like(several: Any, parts: list[Any]) -> Any:
+    """These parts, put together as those of another result, or form, are."""
+    if type(several) is dict:
+        return dict(zip(several, parts))
+    return tuple(parts) if type(several) is tuple else type(several)(*parts)
 
 
 def given(form: Any, out: Tensor, weights: Any, layout: str) -> Any:
     """The result of a call in a form; `weights` gives those of a form."""
-    if isinstance(form, tuple):
-        return tuple(given(x, out, weights, layout) for x in form)
+    if is_several(form):
+        return like(form, [given(x, out, weights, layout) for x in _parts(form)])
     if form is None:
         return None
     if form in _OUTS:
@@ -89,4 +113,4 @@ def given(form: Any, out: Tensor, weights: Any, layout: str) -> Any:
 
 def tensors(result: Any) -> list[Tensor]:
     """The tensors of a result."""
-    return [x for x in (result if isinstance(result, tuple) else (result,)) if isinstance(x, Tensor)]
+    return [x for x in names(result) if isinstance(x, Tensor)]

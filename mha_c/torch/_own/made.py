@@ -194,7 +194,7 @@ def _by_core(how: How, module: Any, inputs: Inputs, form: Any) -> Any:
     plan, parts = how.plan, None
     whole = how.is_whole_layer and inputs.keep_mask is inputs.bias is None and inputs.queries.dim() == 3
     keeps = "later" if plan.kept else ""
-    if "out" not in str(form) or isinstance(form, tuple):
+    if "out" not in str(form) or forms.is_several(form):
         recorded = torch.is_grad_enabled() and (inputs.queries.requires_grad or any_needs_grad(module.parameters()))
         keeps = "now" if plan.kept == () and recorded else "later"
         whole = whole and not recorded

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .compared import Compared, Unlike
-from .plan import Mask, Plan, inputs_of
+from . import forms
+from .compared import Compared, Unlike, layouts_of
+from .plan import MASKS, NEEDED, UNREAD, Mask, Plan, inputs_of
 
 _ALL = slice(None)
 _AXES = {  # of masks (Q, K), (B, K), (B, Q, K), (B, H or 1, Q or 1, K) and (1, ...)
@@ -17,9 +21,23 @@ _AXES = {  # of masks (Q, K), (B, K), (B, Q, K), (B, H or 1, Q or 1, K) and (1, 
 }  # fmt: skip
 
 
-def cases(compared: Compared, plan: Plan, seed: int = 0) -> list[dict[str, Any]]:
-    """Inputs for each layout of the plan; with a mask that hides nothing where there must be one."""
-    return [compared.inputs(plan.weights, layouts, plan.square, seed) for layouts in plan.layouts.values()]
+_SENSES = ("keep", 0.0), ("hide", 0.0), ("add", 0.0), ("keep", -1e9), ("hide", -1e9), ("keep", -1e4), ("hide", -1e4)
+_INPUTS = "keys", "values"
+
+
+def cases(compared: Compared, plan: Plan, seed: int = 0, many: int = 0) -> list[dict[str, Any]]:
+    """Inputs for each layout of the plan, with and without those that may be left out."""
+    return [
+        compared.inputs(plan.weights, layouts, plan.square, seed, many, left_out(compared, are_given))
+        for ranks, layouts in plan.layouts.items()
+        for are_given in sorted(plan.given, reverse=True)
+        if ranks[0] == ranks[1] or any(are_given)
+    ]
+
+
+def left_out(compared: Compared, are_given: tuple[bool, bool]) -> tuple[str, ...]:
+    """The inputs that such a call does not give, though it may."""
+    return tuple(role for role, is_given in zip(_INPUTS, are_given) if role in compared.roles and not is_given)
 
 
 def with_lengths(compared: Compared, plan: Plan) -> Plan:
@@ -58,40 +76,130 @@ def _of_empty_rows(compared: Compared, plan: Plan, given: dict[str, Any], known:
 
 
 def with_masks(compared: Compared, plan: Plan) -> Plan:
-    """Masks of each rank and type: which keys they hide."""
-    if "mask" not in compared.roles:
+    """Masks of each parameter, rank and type: which keys they hide."""
+    plan = _without_unread(compared, plan)
+    roles = [role for role in MASKS if role in compared.roles]
+    if not roles:
         return plan
-    masks: dict[Any, Mask] = {}
-    empty = plan.empty_rows if plan.lens else ""
-    every = [(given, *each) for given in cases(compared, plan)
-             for each in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float"))]  # fmt: skip
-    compared.runs = False
-    for given, shape, kind in every:
-        key = given["queries"].dim(), len(shape), kind
-        for sense, axes in itertools.product(("keep", "hide", "add"), _AXES[len(shape)]):
-            known = masks.get(key)
-            if (sense == "add" and kind != "float") or (known is not None and known[:2] != (sense, axes)):
-                continue
-            mask = _mask(shape, kind, sense)
-            meant = Mask(sense, axes, frozenset((_sizes(compared, plan, given, mask, axes),)))
-            tried = plan._replace(masks={key: meant}, empty_rows=empty or "uniform")
-            if not compared.agrees(tried, {**given, "mask": mask}):
-                continue
-            rows = empty
-            if sense != "add":
-                rows = _of_empty_rows(compared, tried, {**given, "mask": _mask(shape, kind, sense, True)}, empty)
-            if rows or sense == "add":
-                empty = rows or empty
-                masks[key] = meant._replace(sizes=meant.sizes | (known.sizes if known else frozenset()))
-            break
-    if not masks and (compared.runs or plan.needs):  # where it refuses all of these, it takes masks of other shapes
+    fitted = _Masks(compared, plan)
+    for role, given in itertools.product(roles, cases(compared, plan)):
+        shapes, alike = _shapes(compared, plan, given), 0
+        for kind in ("bool", "float", "int"):
+            if kind != "int" or alike:  # who takes integers takes one of the others, too
+                alike += sum([fitted.fit(role, given, shape, kind) for shape in shapes])
+    if not fitted.masks and (fitted.runs or plan.needs):  # where it refuses all of these, it takes other shapes
         raise Unlike("")
-    return plan._replace(masks=masks, empty_rows=empty or plan.empty_rows)
+    return _with_pairs(compared, plan._replace(masks=fitted.masks, empty_rows=fitted.empty or plan.empty_rows))
 
 
-def _sizes(compared: Compared, plan: Plan, given: dict[str, Any], mask: Tensor, axes: Any) -> tuple[bool, ...]:
-    """Which of the axes (B, H, Q, K) of a mask are more than 1."""
-    return tuple(size > 1 for size in mask[axes].shape)
+class _Masks:
+    """What the masks of a module mean, as far as they have been told.
+
+    empty   what a query without keys gets; "" where it is not known yet
+    runs    whether the module has taken any mask
+    """
+
+    def __init__(self, compared: Compared, plan: Plan) -> None:
+        self.compared, self.plan, self.runs = compared, plan, False
+        self.masks: dict[Any, Mask] = {}
+        self.empty = plan.empty_rows if plan.lens else ""
+
+    def fit(self, role: str, given: dict[str, Any], shape: tuple[int, ...], kind: str) -> bool:
+        """Tell what a mask of this shape and type means, if the module takes it; whether it has been told."""
+        key = role, "keys" in given, layouts_of(self.plan, given), len(shape), kind
+        mask = _mask(shape, kind, "keep")
+        try:
+            result = self.compared.call({**given, role: mask})
+        except Exception as error:
+            self.compared.errors.append(error)
+            return False
+        self.runs = True
+        if self._is_result(result, self.plan, given):  # it has no effect
+            return False
+        known = self.masks.get(key)
+        for (sense, added), axes in itertools.product(_SENSES, _AXES[len(shape)]):
+            same = known is None or (known.sense, known.axes, known.added) == (sense, axes, added)
+            if not same or (sense == "add" and kind != "float"):
+                continue
+            meant = Mask(sense, axes, frozenset((tuple(size > 1 for size in mask[axes].shape),)), added)
+            tried = self.plan._replace(masks={key: meant}, empty_rows=self.empty or "uniform")
+            if self._is_result(result, tried, {**given, role: mask}) and self._agrees(tried, key, given, shape):
+                self.masks[key] = meant._replace(sizes=meant.sizes | (known.sizes if known else frozenset()))
+                return True
+        return False
+
+    def _is_result(self, result: Any, plan: Plan, given: dict[str, Any]) -> bool:
+        try:
+            found, key = self.compared.ours(plan, given), self.compared.key(plan, given)
+        except Exception:
+            return False
+        return found is not None and forms.form_of(result, found.out, found.weights, key[0]) == plan.flags.get(key)
+
+    def _agrees(self, tried: Plan, key: Any, given: dict[str, Any], shape: tuple[int, ...]) -> bool:
+        role, kind, meant = key[0], key[-1], tried.masks[key]
+        sense = meant.sense
+        if not self.compared.agrees(tried, {**given, role: _mask(shape, kind, sense)}):
+            return False
+        if sense == "add":
+            return True
+        hiding = {**given, role: _mask(shape, kind, sense, True)}
+        if meant.added:
+            return self.compared.agrees(tried, hiding)
+        found = _of_empty_rows(self.compared, tried, hiding, self.empty)
+        self.empty = found or self.empty
+        return bool(found)
+
+
+def _without_unread(compared: Compared, plan: Plan) -> Plan:
+    """The plan, where masks that no line reads have no role but this."""
+    for index, (name, role, default) in enumerate(plan.takes):
+        if role in MASKS and default is not NEEDED and _is_unread(compared, plan, name, role):
+            compared.takes = (*compared.takes[:index], (name, UNREAD, default), *compared.takes[index + 1 :])
+            compared.roles[index] = UNREAD
+            plan = plan._replace(takes=compared.takes)
+    return plan
+
+
+class _Unreadable(Tensor):
+    """A tensor that raises when anything is done with it."""
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("it is read")
+
+
+def _is_unread(compared: Compared, plan: Plan, name: str, role: str) -> bool:
+    """Whether the lines of its forward never name the parameter, and calls bear one that cannot be read."""
+    forward: Any = inspect.unwrap(type(compared.own).forward)
+    loaded = (each.argval for each in dis.get_instructions(forward) if "STORE" not in each.opname)
+    if any(name == each or (isinstance(each, tuple) and name in each) for each in loaded):
+        return False
+    unreadable = torch.zeros(1).as_subclass(_Unreadable)
+    return all(compared.agrees(plan, {**given, role: unreadable}, ignores=role) for given in cases(compared, plan))
+
+
+def _with_pairs(compared: Compared, plan: Plan) -> Plan:
+    """Which two masks may come in one call: those that hide what either of them hides."""
+    together = set()
+    for pair in itertools.combinations([role for role in MASKS if role in compared.roles], 2):
+        tried, found = plan._replace(together=frozenset((frozenset(pair),))), []
+        for given in cases(compared, plan):
+            some = [next(_known_cases(compared, plan, given, role), None) for role in pair]
+            if None not in some:
+                found.append(compared.agrees(tried, {**given, **dict(zip(pair, some))}))
+        if found and all(found):
+            together.add(frozenset(pair))
+    return plan._replace(together=frozenset(together))
+
+
+def _known_cases(compared: Compared, plan: Plan, given: dict[str, Any], role: str) -> Iterator[Tensor]:
+    """Masks of a parameter that the plan takes in this call."""
+    for shape, kind in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float")):
+        meant = plan.masks.get((role, "keys" in given, layouts_of(plan, given), len(shape), kind))
+        if meant is not None:
+            mask = _mask(shape, kind, meant.sense)
+            if inputs_of(plan._replace(needs=frozenset()), {**given, role: mask}) is not None:
+                yield mask
 
 
 def _shapes(compared: Compared, plan: Plan, given: dict[str, Any]) -> list[tuple[int, ...]]:
@@ -119,13 +227,15 @@ def _mask(shape: tuple[int, ...], kind: str, sense: str, empty: bool = False) ->
     shown = keep if sense == "keep" else ~keep
     if kind == "bool":
         return shown
-    found = shown.float() + (shown & (torch.arange(shape[-1]) % 2 == 1)).float()  # 0, 1 and 2
-    return found if kind == "float" else found.long()
+    places = torch.arange(shape[-1])
+    found = shown.long() + (shown & (places % 2 == 1)).long()  # 0, 1 and 2
+    return found.float().masked_fill(shown & (places % 3 == 1), 0.25) if kind == "float" else found
 
 
 def all_cases(compared: Compared, plan: Plan) -> list[dict[str, Any]]:
     """A call of each layout, of lengths and of masks."""
-    found = [] if plan.needs else [*cases(compared, plan, 1), _many(compared, plan)]
+    many = min(130, compared.most_keys)  # which shows windows
+    found = [] if plan.needs else [*cases(compared, plan, 1), *cases(compared, plan, 4, many)[: len(plan.given)]]
     every = cases(compared, plan, 2)
     given = every[0]
     inputs = inputs_of(plan._replace(needs=frozenset()), given)
@@ -133,19 +243,8 @@ def all_cases(compared: Compared, plan: Plan) -> list[dict[str, Any]]:
     for rank in plan.lens:
         shape = (inputs.queries.shape[0], inputs.queries.shape[-2])[:rank]
         found.append({**given, "valid_lens": torch.arange(_count(shape)).reshape(shape) % inputs.keys.shape[-2] + 1})
-    for given in every:
-        for shape, kind in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float")):
-            meant = plan.masks.get((given["queries"].dim(), len(shape), kind))
-            if meant is not None and len(found) < 5:
-                case = {**given, "mask": _mask(shape, kind, meant.sense)}
-                if inputs_of(plan, case) is not None:
-                    found.append(case)
+    for given, role in itertools.product(every, MASKS):
+        found += ({**given, role: mask} for mask in itertools.islice(_known_cases(compared, plan, given, role), 1))
     if not found:
         raise Unlike("its mask could not be told")
     return found
-
-
-def _many(compared: Compared, plan: Plan) -> dict[str, Any]:
-    """A call with many keys, which shows windows."""
-    layouts = next(iter(plan.layouts.values()))
-    return compared.inputs(plan.weights, layouts, plan.square, 4, min(130, compared.most_keys))

@@ -27,6 +27,8 @@ from .rotating import Rotary, rotated, turns_of
 
 LAST = "_last_of_mha_c"  # in a module's state: what its last call has left of its weights
 NEEDED: Any = object()  # the default of a parameter that has none
+MASKS = "mask", "mask 2", "mask 3", "mask 4"  # roles of parameters that are masks
+UNREAD = "unread"  # the role of those that no line reads
 ATTENTION = functional._attention  # `watch` puts another function there
 
 
@@ -36,6 +38,7 @@ class Mask(NamedTuple):
     sense: str  # "keep": True or not 0 may be seen; "hide": the opposite; "add": to the scores
     axes: tuple[Any, ...]  # how it gets the axes (B, H, Q, K): an index, such as (slice(None), None, None)
     sizes: frozenset[tuple[bool, ...]]  # of these axes, which were compared with their full sizes; the others with 1
+    added: float = 0.0  # what is added to hidden scores, as in (1 - mask) * -1e9; 0: it takes their place
 
 
 class Plan(NamedTuple):
@@ -52,6 +55,8 @@ class Plan(NamedTuple):
     layouts : dict
         {(rank of queries, rank of keys): axes of both}: "BQC", "QBC" (time first), "QC" (no batch), "BC" (one query),
         "BHQC" (heads).
+    features : int
+        How many features of queries its scale is for; 0: it follows from the queries of each call.
     square : bool
         Whether it was compared with as many queries as keys only.
     by_place : int
@@ -65,7 +70,11 @@ class Plan(NamedTuple):
     lens : frozenset of int
         Ranks of lengths.
     masks : dict
-        {(rank of queries, rank, "bool", "int" or "float"): Mask}.
+        {(role, whether keys were given, layouts, rank, "bool", "int" or "float"): Mask}.
+    together : frozenset of frozenset of str
+        Which masks may come in one call.
+    given : frozenset of (bool, bool)
+        Whether keys, and values, were given: (False, False) is self-attention.
     flags : dict
         {values of the parameters without a role: what it gives}: "out", "weights", None, or a tuple of them.
     dropout : tuple of str
@@ -88,11 +97,14 @@ class Plan(NamedTuple):
     layouts: dict[tuple[int, int], tuple[str, str]]
     by_place: int = 0
     needs: frozenset[str] = frozenset()
+    features: int = 0
     square: bool = False
     causal: bool = False
     empty_rows: str = "uniform"
     lens: frozenset[int] = frozenset()
-    masks: Mapping[tuple[int, int, str], Mask] = MappingProxyType({})
+    masks: Mapping[tuple[str, bool, tuple[str, str], int, str], Mask] = MappingProxyType({})
+    together: frozenset[frozenset[str]] = frozenset()
+    given: frozenset[tuple[bool, bool]] = frozenset()
     flags: Mapping[Any, Any] = MappingProxyType({})
     dropout: tuple[str, ...] = ()
     out_dropout: str = ""
@@ -100,11 +112,6 @@ class Plan(NamedTuple):
     most_keys: int = 1 << 62
     rotary: Optional[Rotary] = None
     dropped_weights: bool = False
-
-    @property
-    def shows(self) -> bool:
-        """Whether anybody can see the weights of a call."""
-        return bool(self.kept) or any("weights" in str(form) for form in self.flags.values())
 
 
 class Inputs(NamedTuple):
@@ -150,14 +157,14 @@ def bound(plan: Plan, args: Any, kwargs: Any) -> Optional[dict[str, Any]]:
 
 def inputs_of(plan: Plan, given: dict[str, Any]) -> Optional[Inputs]:
     """The inputs of a call, if it is of a form that has been compared."""
-    queries = given["queries"]
-    keys = given.get("keys", queries)
-    keys = queries if keys is None else keys
-    values = given.get("values", keys)
-    if any(given[role] is None for role in plan.needs):
+    queries, keys, values = given["queries"], given.get("keys"), given.get("values")
+    has_keys = keys is not None
+    if (has_keys, values is not None) not in plan.given or any(given[role] is None for role in plan.needs):
         return None
+    keys = next(x for x in (keys, values, queries) if x is not None)
+    values = keys if values is None else values
     layout = plan.layouts.get((queries.dim(), keys.dim()))
-    if layout is None or values is None or values.dim() != keys.dim():
+    if layout is None or values.dim() != keys.dim() or (plan.features and queries.shape[-1] != plan.features):
         return None
     if plan.rotary is not None and queries.dtype is not torch.float32:  # the angles are those of float32
         return None
@@ -169,23 +176,21 @@ def inputs_of(plan: Plan, given: dict[str, Any]) -> Optional[Inputs]:
         return None
     if layout[0] == "B1C" and n_queries != 1:
         return None
-    lens, mask, keep, bias = given.get("valid_lens"), given.get("mask"), None, None
+    lens = given.get("valid_lens")
     if lens is not None:
         rank = lens.dim() if isinstance(lens, Tensor) else -1
         shape = (q.shape[0],) if rank == 1 else (q.shape[0], n_queries)
         if rank not in plan.lens or tuple(lens.shape) != shape or lens.dtype is torch.bool:
             return None
-    if mask is not None:
-        found = masked(plan, queries.dim(), mask, (q.shape[0], _heads(plan, q), n_queries, n_keys))
-        if found is None:
-            return None
-        keep, bias = found
+    found = masked(plan, given, (has_keys, layout), (q.shape[0], _heads(plan, q), n_queries, n_keys))
+    if found is None:
+        return None
     turns = None
     if plan.rotary is not None and plan.rotary.table is not None:
         turns = turns_of(plan.rotary.table, given, n_keys)
         if turns is None:
             return None
-    return Inputs(q, k, v, lens, keep, bias, layout[0], turns)
+    return Inputs(q, k, v, lens, *found, layout[0], turns)
 
 
 def _heads(plan: Plan, q: Tensor) -> int:
@@ -200,20 +205,42 @@ def kind_of_mask(mask: Tensor) -> str:
     return "float" if mask.is_floating_point() else "int"
 
 
-def masked(plan: Plan, rank: int, mask: Any, shape: tuple[int, ...]) -> Optional[tuple[Any, Any]]:
-    """(keep_mask, bias) of rank 4, of a mask of a form that was compared; None of others."""
-    if not isinstance(mask, Tensor):
+def masked(plan: Plan, given: dict[str, Any], way: Any, shape: tuple[int, ...]) -> Optional[tuple[Any, Any]]:
+    """(keep_mask, bias) of rank 4, of the masks of a call; None where one is of a form that was not compared.
+
+    way    (whether keys are given, layouts)
+    shape  (B, H, Q, K)
+    """
+    masks = {role: given[role] for role in MASKS if given.get(role) is not None}
+    if len(masks) > 1 and frozenset(masks) not in plan.together:
         return None
-    meant = plan.masks.get((rank, mask.dim(), kind_of_mask(mask)))
-    if meant is None:
-        return None
-    wide = mask[meant.axes]
-    if not any(
-        all(own == (size if full else 1) for own, size, full in zip(wide.shape, shape, sizes)) for sizes in meant.sizes
-    ):
-        return None
+    keep = bias = None
+    for role, mask in masks.items():
+        if not isinstance(mask, Tensor):
+            return None
+        meant = plan.masks.get((role, *way, mask.dim(), kind_of_mask(mask)))
+        if meant is None:
+            return None
+        wide = mask[meant.axes]
+        if not any(_fits(wide.shape, shape, sizes) for sizes in meant.sizes):
+            return None
+        own_keep, own_bias = _meaning(meant, wide, given["queries"].dtype)
+        keep = own_keep if keep is None else keep if own_keep is None else keep & own_keep
+        bias = own_bias if bias is None else bias if own_bias is None else bias + own_bias
+    return keep, bias
+
+
+def _fits(own: Any, full: tuple[int, ...], sizes: tuple[bool, ...]) -> bool:
+    return all(one == (size if is_full else 1) for one, size, is_full in zip(own, full, sizes))
+
+
+def _meaning(meant: Mask, wide: Tensor, dtype: torch.dtype) -> tuple[Any, Any]:
+    """(keep_mask, bias) of one mask."""
     if meant.sense == "add":
         return None, wide
+    if meant.added:
+        hidden = wide.to(dtype) if meant.sense == "hide" else 1.0 - wide.to(dtype)
+        return None, hidden * meant.added
     keep = wide if wide.dtype is torch.bool else wide != 0
     return (~keep if meant.sense == "hide" else keep), None
 
@@ -277,10 +304,8 @@ def bias(module: Any, parts: tuple[Part, ...]) -> Optional[Tensor]:
     for part in parts:
         if not part.bias or at(module, part.bias) is None:
             return None
-        one, own = at(module, part.bias).reshape(-1), part.rows
-        if own is not None:
-            one = one[own.start : own.stop] if isinstance(own, range) else one[list(own)]
-        found.append(one)
+        one = at(module, part.bias).reshape(-1)
+        found.append(one if part.rows is None else one[part.rows_of(len(one))])
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
@@ -290,7 +315,7 @@ def projected(plan: Plan, module: Any, given: Inputs) -> list[Tensor]:
     parts = [plan.weights.parts.get(name) for name in ("W_q", "W_k", "W_v")]
     inputs = given[:3]
     joint = parts[0] and len(parts[0]) == 1 and parts[0][0].rows is not None and inputs[0] is inputs[1] is inputs[2]
-    if joint and all(own and own[0].weight == parts[0][0].weight for own in parts):  # type: ignore[index]
+    if joint and all(own and own[0][:2] == parts[0][0][:2] for own in parts):  # type: ignore[index]
         whole = parts[0][0]._replace(rows=None)  # type: ignore[index]
         made = linear(inputs[0], weight(module, (whole,)), bias(module, (whole,)))
         return [_outputs(made, own[0].rows) for own in parts]  # type: ignore[index]

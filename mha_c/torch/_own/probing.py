@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..._recognize import weights_of
 from . import forms
-from .compared import Compared, Unlike, isolated, layouts_of
+from .compared import Compared, Unlike, isolated, layouts_of, tensors_of
 from .dropping import with_dropout
 from .masks import cases, with_lengths, with_masks
 from .plan import LAST, NEEDED, Plan
@@ -22,8 +22,9 @@ def fitted(module: nn.Module) -> Plan:
     with isolated():
         compared = Compared(module)
         plan = _based(compared)
-        for step in (_with_kept, _with_gradients, _with_flags, with_lengths, with_masks, with_dropout):
+        for step in (_with_left_out, _with_kept, _with_gradients, _with_flags, with_lengths, with_masks, with_dropout):
             plan = step(compared, plan)
+        _check_large_scores(compared, plan)
         if compared.printed.getvalue():
             raise Unlike("it prints")
         return plan
@@ -50,14 +51,38 @@ def _based(compared: Compared) -> Plan:
     by_place = [x for x in inspect.signature(compared.module.forward).parameters.values() if x.kind < x.VAR_POSITIONAL]
     plan = Plan(kind, compared.takes, None, {}, len(by_place), most_keys=compared.most_keys)
     width = 0 if ways[0] is None else ways[0].sizes(compared.own)["W_q"][1] // ways[0].num_heads
-    for table in tables_for(compared.roles, width):
-        compared.table = table
+    tables: Any = tables_for(compared.roles, width)
+    for table, features in itertools.product(tables, [4, *_widths(compared.own)] if kind == "dot" else [4]):
+        compared.table, compared.width, compared.runs = table, features, False
         found = _with_layouts(compared, plan, ways)
-        if found.layouts:
+        if not found.layouts:
+            continue
+        found = found._replace(features=_only_features(compared, found))
+        root = found.features**0.5
+        if not (root and root == round(root) and (3, 3) in found.layouts):  # a temperature of 2.0 means no features
             most = found.most_keys if found.rotary is None else most_positions(compared.own, width)
             compared.most_keys = min(found.most_keys, most)
             return found._replace(most_keys=compared.most_keys)
     raise Unlike("")
+
+
+def _widths(module: nn.Module) -> list[int]:
+    """For how many features numbers in it, or in its parts, may be the scale: n, or its root, or one over that."""
+    held = [x for part in module.modules() for x in vars(part).values() if type(x) in (int, float) and x > 0]
+    held += [float(x) for x in tensors_of(module) if x.numel() == 1 and x > 0]
+    squares = {round(n) for x in held for n in (x, x * x, 1 / (x * x)) if abs(n - round(n)) < 1e-4 * n}
+    return sorted(n for n in squares if 1 < n <= 4096 and n != 4)
+
+
+def _only_features(compared: Compared, plan: Plan) -> int:
+    """How many features its scale is for, if it is for one number of them; else 0."""
+    if plan.kind != "dot":
+        return 0
+    width = compared.width
+    compared.width = 5 if width != 5 else 6
+    follows = all(_gives(compared, plan, given) for given in cases(compared, plan))
+    compared.width = width
+    return 0 if follows else width
 
 
 def _with_layouts(compared: Compared, plan: Plan, ways: list[Any]) -> Plan:
@@ -100,6 +125,7 @@ def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, sq
     results = list(compared.firsts(given, layouts))
     if not results:
         return None
+    plan = plan._replace(given=frozenset((("keys" in given, "values" in given),)))
     known: Any = [(plan.weights, plan.causal, plan.rotary)]
     if not plan.layouts:
         turns = rotaries(compared.own, compared.table) if plan.kind == "multi_head" else iter(())
@@ -122,12 +148,49 @@ def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, sq
     return None
 
 
+def _with_left_out(compared: Compared, plan: Plan) -> Plan:
+    """Which of keys and values may be left out."""
+    may = [role for _, role, default in plan.takes if role in ("keys", "values") and default is None]
+    for roles in ((), *((role,) for role in may), tuple(may)):
+        has_keys, has_values = (role in compared.roles and role not in roles for role in ("keys", "values"))
+        tried = plan._replace(given=frozenset(((has_keys, has_values),)))
+        given = cases(compared, tried)
+        if roles and given and all(_gives(compared, tried, each) for each in given):
+            plan = plan._replace(given=plan.given | tried.given)
+    return plan
+
+
+def _gives(compared: Compared, plan: Plan, given: dict[str, Any]) -> bool:
+    """Whether a call gives what ours does; with a mask that hides nothing where it needs one."""
+    try:
+        found, key = compared.ours(plan, given), compared.key(plan, given)
+    except Exception:
+        return False
+    return found is not None and any(
+        forms.form_of(result, found.out, found.weights, key[0]) == plan.flags[key]
+        for result, _ in compared.firsts(given, layouts_of(plan, given))
+    )
+
+
 def _with_gradients(compared: Compared, plan: Plan) -> Plan:
     """The same plan, unless results agree and gradients do not."""
     for given in [] if plan.needs else cases(compared, plan):
         if not compared.agrees(plan, given) and compared.agrees(plan, given, lenient=True):
             raise Unlike("its results are right, and their gradients are not: is something detached?")
     return plan
+
+
+def _check_large_scores(compared: Compared, plan: Plan) -> None:
+    """Scores of a few hundred: some lines cut them off, which small numbers do not show."""
+    compared.own.eval()
+    for given in [] if plan.needs else cases(compared, plan, 6)[:1]:
+        given = {role: x.detach() * 20 if role in ("queries", "keys") else x for role, x in given.items()}
+        found = compared.ours(plan, given)
+        assert found is not None
+        again = compared.again(plan, given, found)
+        for a, b in zip(forms.tensors(compared.call(given)), forms.tensors(again)):
+            if bool(((a - b).abs() > 0.02 * b.abs().max()).any()):  # rounding of such scores; NaN is not greater
+                raise Unlike("large scores are cut off")
 
 
 def _with_flags(compared: Compared, plan: Plan) -> Plan:

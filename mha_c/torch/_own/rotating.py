@@ -22,7 +22,8 @@ _USUAL = 10000.0, 500000.0, 1000000.0
 class Table(NamedTuple):
     """A table of angles, a row for each position, that a call is given."""
 
-    kind: str  # "half": cosines and sines (T, D/2); "twice": (T, D), the same again; "each twice"; "complex": (T, D/2)
+    kind: str  # "half": cosines and sines (T, D/2); "twice": (T, D), the same again; "each twice"; "complex": (T, D/2);
+    #            "pairs": a cosine and a sine (T, D/2, 2)
     longer: bool  # whether it may have more rows than the call
     features: int  # of a head
 
@@ -37,7 +38,7 @@ class Rotary(NamedTuple):
 
 def tables_for(roles: list[str], features: int) -> list[Optional[Table]]:
     """The tables that a call with these roles may take; [None] where it takes none."""
-    kinds = ["complex"] if "cis" in roles else ["half", "twice", "each twice"] if "cos" in roles else []
+    kinds = ["complex", "pairs"] if "cis" in roles else ["half", "twice", "each twice"] if "cos" in roles else []
     return [Table(kind, longer, features) for kind in kinds for longer in (True, False)] or [None]
 
 
@@ -46,6 +47,8 @@ def given_for(table: Table, n: int) -> dict[str, Tensor]:
     cos, sin = _turns(n + 3 * table.longer, table.features, _USUAL[0], torch.float32)
     if table.kind == "complex":
         return {"cis": torch.complex(cos, sin)}
+    if table.kind == "pairs":
+        return {"cis": torch.stack((cos, sin), -1)}
     if table.kind == "twice":
         cos, sin = (torch.cat((x, x), -1) for x in (cos, sin))
     elif table.kind == "each twice":
@@ -60,9 +63,14 @@ def turns_of(table: Table, given: dict[str, Any], n: int) -> Any:
         if type(found) is not Tensor or found.dtype is not torch.complex64 or found.dim() != 2:
             return None
         pair = found.real, found.imag
+    elif table.kind == "pairs":
+        found = given["cis"]
+        if type(found) is not Tensor or found.dim() != 3 or found.shape[-1] != 2:
+            return None
+        pair = found.unbind(-1)
     else:
         pair = given["cos"], given["sin"]
-    width = table.features // 2 if table.kind in ("half", "complex") else table.features
+    width = table.features // 2 if table.kind in ("half", "complex", "pairs") else table.features
     for x in pair:
         if type(x) is not Tensor or x.dtype is not torch.float32 or x.requires_grad or not on_cpu(x):
             return None
