@@ -34,10 +34,11 @@ BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE, DOCTREES = BUILT / "source", BUILT / "html", BUILT / "doctrees"
 GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
     "For users": "start colab from-d2l from-torch from-bertviz masks what-each-layer-can-do heat-maps heads check "
-    "your-own-attention seeing notebooks command scale-out",
+    "your-own-attention seeing notebooks command "
+    "attention-in-c scale-out",
     "For teachers": "lecture grading browser",
 }
-FOR_CONTRIBUTORS = """docs/how-it-works docs/attention-in-c csrc/kernels/README docs/compatibility docs/promises
+FOR_CONTRIBUTORS = """docs/how-it-works csrc/kernels/README docs/compatibility docs/promises
 docs/accuracy docs/webassembly benchmarks/README CONTRIBUTING RELEASING SECURITY CHANGELOG""".split()
 
 
