@@ -59,8 +59,8 @@ core_free(void *module)
 
 #define DOC "The compiled core of mha_c: private, use mha_c.functional and the layers."
 
-#ifdef Py_TARGET_ABI3T /* the stable ABI of 3.15 for both kinds of Python: what begins with an object cannot be static \
-                        */
+/* abi3t, the stable ABI of 3.15 for both kinds of Python, has slots in the place of a static PyModuleDef. */
+#ifdef Py_TARGET_ABI3T
 PyABIInfo_VAR(abi);
 
 static PySlot slots[] = {

@@ -24,9 +24,8 @@ _ROLES = {
     "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
 TABLES = "cos", "sin", "cis"  # of rotations
-_FLAG = re.compile(
-    "caus|mask|future|autoregress|decod|lower|tri", re.IGNORECASE
-)  # of parameters that are True or False
+# Of parameters that are True or False.
+_FLAG = re.compile("caus|mask|future|autoregress|decod|lower|tri", re.IGNORECASE)
 _HARMLESS = re.compile(
     "drop|^p$|train|determin|scale|temperature|tau|eps|need|return|output_|average|verbose|debug|show|store|keep_w|save"
     "|^dim$|^axis$|rng|seed|generator|dtype|device|cache|past|bias|max_(seq_)?len|num_heads|^(r|e)?dropout|name$"
