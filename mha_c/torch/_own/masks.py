@@ -179,25 +179,45 @@ def _is_unread(compared: Compared, plan: Plan, name: str, role: str) -> bool:
 
 
 def _with_pairs(compared: Compared, plan: Plan) -> Plan:
-    """Which two masks may come in one call: those that hide what either of them hides."""
+    """Which two masks, or lengths and mask, may come in one call: those that hide what either of them hides."""
     together = set()
-    for pair in itertools.combinations([role for role in MASKS if role in compared.roles], 2):
+    for pair in itertools.combinations([role for role in ("valid_lens", *MASKS) if role in compared.roles], 2):
         tried, found = plan._replace(together=frozenset((frozenset(pair),))), []
         for given in cases(compared, plan):
-            some = [next(_known_cases(compared, plan, given, role), None) for role in pair]
-            if None not in some:
+            some = [next(_known_cases(compared, plan, given, role, bool(i)), None) for i, role in enumerate(pair)]
+            if all(x is not None for x in some):
                 found.append(compared.agrees(tried, {**given, **dict(zip(pair, some))}))
         if found and all(found):
             together.add(frozenset(pair))
     return plan._replace(together=frozenset(together))
 
 
-def _known_cases(compared: Compared, plan: Plan, given: dict[str, Any], role: str) -> Iterator[Tensor]:
-    """Masks of a parameter that the plan takes in this call."""
+def without_switches(compared: Compared, plan: Plan) -> Plan:
+    """The plan without the positions of switches in which lengths or masks hide something else."""
+    names, flags = [name for name, role, _ in plan.takes if not role], dict(plan.flags)
+    for case in all_cases(compared, plan):
+        usual = compared.key(plan, case)
+        for key in [*flags] if {*case} & {"valid_lens", *MASKS} else []:
+            switched = {**case, **dict(zip(names, key[1]))}
+            if key != usual and compared.key(plan, switched) == key and not compared.agrees(plan, switched):
+                del flags[key]
+    return plan._replace(flags=flags)
+
+
+def _known_cases(
+    compared: Compared, plan: Plan, given: dict[str, Any], role: str, other: bool = False
+) -> Iterator[Tensor]:
+    """Lengths, or masks of a parameter, that the plan takes in this call; `other` masks hide other keys."""
+    if role == "valid_lens":
+        inputs = inputs_of(plan._replace(needs=frozenset()), given)
+        assert inputs is not None
+        for rank in plan.lens:
+            yield torch.full((inputs.queries.shape[0], inputs.queries.shape[-2])[:rank], inputs.keys.shape[-2] - 1)
+        return
     for shape, kind in itertools.product(_shapes(compared, plan, given), ("bool", "int", "float")):
         meant = plan.masks.get((role, "keys" in given, layouts_of(plan, given), len(shape), kind))
         if meant is not None:
-            mask = _mask(shape, kind, meant.sense)
+            mask = _mask(shape, kind, meant.sense, other=other)
             if inputs_of(plan._replace(needs=frozenset()), {**given, role: mask}) is not None:
                 yield mask
 
@@ -215,11 +235,13 @@ def _shapes(compared: Compared, plan: Plan, given: dict[str, Any]) -> list[tuple
     ]  # fmt: skip
 
 
-def _mask(shape: tuple[int, ...], kind: str, sense: str, empty: bool = False) -> Tensor:
-    """A mask that hides some keys of each query, but not all; with `empty`, all of the first row."""
-    keep = torch.rand(shape, generator=torch.Generator().manual_seed(len(shape))) < 0.6
+def _mask(shape: tuple[int, ...], kind: str, sense: str, empty: bool = False, other: bool = False) -> Tensor:
+    """A mask that hides some keys of each query, but not the last; with `empty`, all of the first row.  One and the
+    `other` each hide a key that the other does not, the first and the second."""
+    keep = torch.rand(shape, generator=torch.Generator().manual_seed(len(shape) + other)) < 0.6
     keep[..., -1] = True
-    keep[..., 0] = False
+    keep[..., 1:2] &= not other
+    keep[..., 0] = other
     if empty:
         keep.reshape(-1, shape[-1])[0] = False
     if sense == "add":

@@ -72,7 +72,7 @@ class Plan(NamedTuple):
     masks : dict
         {(role, whether keys were given, layouts, rank, "bool", "int" or "float"): Mask}.
     together : frozenset of frozenset of str
-        Which masks may come in one call.
+        Which masks, and lengths, may come in one call.
     given : frozenset of (bool, bool)
         Whether keys, and values, were given: (False, False) is self-attention.
     flags : dict
@@ -212,7 +212,8 @@ def masked(plan: Plan, given: dict[str, Any], way: Any, shape: tuple[int, ...]) 
     shape  (B, H, Q, K)
     """
     masks = {role: given[role] for role in MASKS if given.get(role) is not None}
-    if len(masks) > 1 and frozenset(masks) not in plan.together:
+    hiding = frozenset((*masks, *(["valid_lens"] if given.get("valid_lens") is not None else [])))
+    if len(hiding) > 1 and hiding not in plan.together:
         return None
     keep = bias = None
     for role, mask in masks.items():

@@ -12,7 +12,7 @@ from ..._recognize import weights_of
 from . import forms
 from .compared import Compared, Unlike, isolated, layouts_of, tensors_of
 from .dropping import with_dropout
-from .masks import cases, with_lengths, with_masks
+from .masks import cases, with_lengths, with_masks, without_switches
 from .plan import LAST, NEEDED, Plan
 from .rotating import most_positions, rotaries, tables_for
 
@@ -22,7 +22,8 @@ def fitted(module: nn.Module) -> Plan:
     with isolated():
         compared = Compared(module)
         plan = _based(compared)
-        for step in (_with_left_out, _with_kept, _with_gradients, _with_flags, with_lengths, with_masks, with_dropout):
+        for step in (_with_left_out, _with_kept, _with_gradients, _with_flags, with_lengths, with_masks,
+                     without_switches, with_dropout):  # fmt: skip
             plan = step(compared, plan)
         _check_large_scores(compared, plan)
         if compared.printed.getvalue():

@@ -1,0 +1,82 @@
+"""`convert` on calls with two arguments that hide keys, or with a switch beside one: alone each is right, and together
+lines may mean anything.  What was compared goes to the core, all else to the reader's own lines."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import mha_c
+import mha_c.torch as mt
+
+LENS = torch.tensor([2, 4])
+MASK, OTHER = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1]]), torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 0, 1]])
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_heads = 2
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(8, 8) for _ in range(4))
+
+    def attended(self, x, *hidden):
+        """hidden   True where a key is hidden, (B, K)"""
+        q, k, v = (W(x).unflatten(-1, (2, 4)).transpose(1, 2) for W in (self.W_q, self.W_k, self.W_v))
+        scores = q @ k.transpose(-1, -2) / 2
+        for each in hidden:
+            scores = scores.masked_fill(each[:, None, None], -1e6)
+        return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def beyond(x, lens):
+    return torch.arange(x.shape[1]) >= lens[:, None]
+
+
+class LengthsAndMask(Base):
+    def forward(self, x, valid_lens=None, mask=None):
+        hidden = [] if valid_lens is None else [beyond(x, valid_lens)]
+        return self.attended(x, *hidden, *([] if mask is None else [mask == 0]))
+
+
+class LengthsElseMask(Base):
+    def forward(self, x, valid_lens=None, mask=None):
+        return LengthsAndMask.forward(self, x, valid_lens, mask if valid_lens is None else None)
+
+
+class OneMaskElseTheOther(Base):
+    def forward(self, x, attention_mask=None, padding_mask=None):
+        mask = padding_mask if attention_mask is None else attention_mask
+        return self.attended(x, *([] if mask is None else [mask == 0]))
+
+
+class InvertedMask(Base):
+    def forward(self, x, mask=None, inverted=False):
+        return self.attended(x, *([] if mask is None else [(mask == 0) ^ inverted]))
+
+
+class OneMore(Base):
+    def forward(self, x, valid_lens=None, one_more=False):
+        return self.attended(x, *([] if valid_lens is None else [beyond(x, valid_lens + int(one_more))]))
+
+
+CALLS = {  # (arguments behind x, who computes it)
+    LengthsAndMask: [((LENS,), "core"), ((None, MASK), "core"), ((LENS, OTHER), "core")],
+    LengthsElseMask: [((LENS,), "core"), ((None, MASK), "core"), ((LENS, MASK), "general")],
+    OneMaskElseTheOther: [((MASK,), "core"), ((None, MASK), "core"), ((MASK, OTHER), "general")],
+    InvertedMask: [((MASK,), "core"), ((None, True), "general"), ((MASK, True), "general")],
+    OneMore: [((LENS,), "core"), ((LENS, True), "general")],
+}
+
+
+@pytest.mark.parametrize("kind", CALLS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64], ids=str)
+def test_what_was_not_compared_together_runs_its_own_lines(kind, dtype):
+    torch.manual_seed(0)
+    module, x = kind(), torch.randn(2, 5, 8)
+    twin = copy.deepcopy(module)
+    mt.convert(module)
+    for given, way in CALLS[kind]:
+        given = [each.to(dtype) if each is MASK or each is OTHER else each for each in given]
+        torch.testing.assert_close(module(x, *given), twin(x, *given), rtol=1e-5, atol=1e-5)
+        assert mha_c.explain(module, x, *given).as_dict()["way"] == way, given
