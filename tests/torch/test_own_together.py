@@ -1,5 +1,5 @@
-"""`convert` on calls with two arguments that hide keys, or with a switch beside one: alone each is right, and together
-lines may mean anything.  What was compared goes to the core, all else to the reader's own lines."""
+"""`convert` on calls with two arguments that hide keys, with a switch beside one, or with one item, query or key: lines
+may mean anything then.  What was compared goes to the core, all else to the reader's own lines."""
 
 import copy
 
@@ -80,3 +80,33 @@ def test_what_was_not_compared_together_runs_its_own_lines(kind, dtype):
         given = [each.to(dtype) if each is MASK or each is OTHER else each for each in given]
         torch.testing.assert_close(module(x, *given), twin(x, *given), rtol=1e-5, atol=1e-5)
         assert mha_c.explain(module, x, *given).as_dict()["way"] == way, given
+
+
+class Squeezed(Base):
+    def forward(self, x):
+        return self.attended(x).squeeze()
+
+
+class SqueezedWeights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.W_q, self.W_k, self.w_v = nn.Linear(8, 6), nn.Linear(8, 6), nn.Linear(6, 1, bias=False)
+
+    def forward(self, query, keys):
+        weights = self.w_v(torch.tanh(self.W_q(query[:, None]) + self.W_k(keys))).squeeze().softmax(-1)
+        return (weights[..., None] * keys).sum(-2), weights
+
+
+@pytest.mark.parametrize("kind", [Squeezed, SqueezedWeights, LengthsAndMask])
+def test_one_item_or_key_is_what_the_lines_make_of_it(kind):
+    torch.manual_seed(0)
+    module = kind()
+    twin = copy.deepcopy(module)
+    mt.convert(module)
+    for n_items, n_keys in ((2, 5), (1, 5), (2, 1)):
+        inputs = [torch.randn(n_items, n_keys, 8)]
+        inputs = [torch.randn(n_items, 8), *inputs] if kind is SqueezedWeights else inputs
+        found, expected = module(*inputs), twin(*inputs)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        of_core = min(n_items, n_keys) > 1 or kind is LengthsAndMask
+        assert mha_c.explain(module, *inputs).as_dict()["way"] == ("core" if of_core else "general")

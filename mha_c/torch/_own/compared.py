@@ -21,7 +21,7 @@ from ..._recognize import Weights, arguments
 from .._call.inputs import copied
 from .._private import HOOKS
 from . import forms
-from .plan import MASKS, NEEDED, Found, Plan, arranged, at, attended, inputs_of
+from .plan import AXES, MASKS, NEEDED, Found, Plan, arranged, at, attended, inputs_of
 from .rotating import Table, given_for
 
 
@@ -129,15 +129,18 @@ class Compared:
         self.errors: list[Exception] = []
         self.table: Optional[Table] = None  # of angles, which its calls are given
         self.width = 4  # of queries, keys and values that are not projected
+        self.one = ""  # the axis, of AXES, that has a length of 1
         self.runs = False  # whether a call of it has given anything
 
     # ---- calls -----------------------------------------------------------------------------------------
 
     def sizes(self, weights: Optional[Weights]) -> tuple[int, int, int]:
-        """B, Q, K, all different and none of them a number of heads."""
+        """B, Q, K, all different and none of them a number of heads; 1 where `one` says so."""
         heads = (weights.num_heads, weights.num_kv_heads) if weights else ()
         found = [n for n in (2, 3, 5, 4, 6, 7) if n not in heads][:3]
-        return found[0], found[1], min(found[2], self.most_keys)
+        counts = zip(AXES, (found[0], found[1], min(found[2], self.most_keys)))
+        n_items, n_queries, n_keys = (1 if axis == self.one else n for axis, n in counts)
+        return n_items, n_queries, n_keys
 
     def features(self, weights: Optional[Weights]) -> tuple[int, int, int]:
         """Of queries, keys and values."""

@@ -28,6 +28,7 @@ from .rotating import Rotary, rotated, turns_of
 LAST = "_last_of_mha_c"  # in a module's state: what its last call has left of its weights
 NEEDED: Any = object()  # the default of a parameter that has none
 MASKS = "mask", "mask 2", "mask 3", "mask 4"  # roles of parameters that are masks
+AXES = "items", "queries", "keys"
 UNREAD = "unread"  # the role of those that no line reads
 ATTENTION = functional._attention  # `watch` puts another function there
 
@@ -59,6 +60,8 @@ class Plan(NamedTuple):
         How many features of queries its scale is for; 0: it follows from the queries of each call.
     square : bool
         Whether it was compared with as many queries as keys only.
+    more_than_one : frozenset of (layouts, str)
+        Of which axes, of AXES, a length of 1 has its own lines run: squeeze() gives another shape then.
     by_place : int
         How many parameters may be given without a name.
     needs : frozenset of str
@@ -99,6 +102,7 @@ class Plan(NamedTuple):
     needs: frozenset[str] = frozenset()
     features: int = 0
     square: bool = False
+    more_than_one: frozenset[tuple[tuple[str, str], str]] = frozenset()
     causal: bool = False
     empty_rows: str = "uniform"
     lens: frozenset[int] = frozenset()
@@ -175,6 +179,8 @@ def inputs_of(plan: Plan, given: dict[str, Any]) -> Optional[Inputs]:
     if (plan.square and n_queries != n_keys) or n_keys > plan.most_keys or not (n_queries and n_keys and q.shape[0]):
         return None
     if layout[0] == "B1C" and n_queries != 1:
+        return None
+    if any(n == 1 and (layout, axis) in plan.more_than_one for axis, n in zip(AXES, (q.shape[0], n_queries, n_keys))):
         return None
     lens = given.get("valid_lens")
     if lens is not None:

@@ -13,7 +13,7 @@ from . import forms
 from .compared import Compared, Unlike, isolated, layouts_of, tensors_of
 from .dropping import with_dropout
 from .masks import cases, with_lengths, with_masks, without_switches
-from .plan import LAST, NEEDED, Plan
+from .plan import AXES, LAST, NEEDED, Plan
 from .rotating import most_positions, rotaries, tables_for
 
 
@@ -22,7 +22,7 @@ def fitted(module: nn.Module) -> Plan:
     with isolated():
         compared = Compared(module)
         plan = _based(compared)
-        for step in (_with_left_out, _with_kept, _with_gradients, _with_flags, with_lengths, with_masks,
+        for step in (_with_left_out, _with_kept, _with_gradients, _with_flags, _with_ones, with_lengths, with_masks,
                      without_switches, with_dropout):  # fmt: skip
             plan = step(compared, plan)
         _check_large_scores(compared, plan)
@@ -216,6 +216,22 @@ def _with_flags(compared: Compared, plan: Plan) -> Plan:
             if forms.is_known(form):
                 flags[key] = form
     return plan._replace(flags=flags)
+
+
+def _with_ones(compared: Compared, plan: Plan) -> Plan:
+    """The same plan, but for calls with one item, one query or one key, where the lines give something else then."""
+    names, refused = [name for name, role, _ in plan.takes if not role], set()
+    switches = [dict(zip(names, values)) for values in {values for _, values in plan.flags}]
+    for axis in AXES:
+        compared.one = axis
+        for given in cases(compared, plan):
+            switched = [{**given, **each} for each in switches]
+            known = [each for each in switched if compared.key(plan, each) in plan.flags]
+            alike = _gives(compared, plan, given) if plan.needs else all(compared.agrees(plan, each) for each in known)
+            if not alike:
+                refused.add((layouts_of(plan, given), axis))
+    compared.one = ""
+    return plan._replace(more_than_one=frozenset(refused))
 
 
 def _with_kept(compared: Compared, plan: Plan) -> Plan:

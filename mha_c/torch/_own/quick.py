@@ -44,6 +44,7 @@ class Quick:
         """None where calls of the module are of other forms."""
         plan: Plan = how.plan
         usual = how.layout is not None and not (plan.needs or plan.square or plan.out_dropout or how.flags)
+        usual = usual and not plan.more_than_one
         usual = usual and plan.layouts.get((3, 3)) == ("BQC", "BQC") and plan.flags.get(("BQC", ())) == "out"
         short = all("." not in path for path in how.shown.get("BQC", {}))
         usual = usual and not (how.watched.tree[3] or any(below[3] for _, below in how.watched.tree[2]))
