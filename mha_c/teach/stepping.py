@@ -153,6 +153,10 @@ def steps(
     """
     if hasattr(type(q), "attention_weights"):
         check_has(q, "steps")
+        if getattr(valid_lens, "ndim", 0) == 3:  # steps(layer, X, X, X), as the layer is called
+            if valid_lens is not v:
+                raise TypeError("a layer's keys are shown as its values, too: write steps(layer, queries, keys)")
+            valid_lens = None
         player = next((name for part, name in PLAYERS.items() if hasattr(q, part)), None)
         if player is not None:
             values = None if player == "multi_head" or v is not None else k

@@ -110,3 +110,12 @@ def test_the_pages_are_self_contained(inputs, tmp_path):
         text = page.save(tmp_path / "page.html").read_text(encoding="utf-8")
         assert "default-src 'none'" in text and "http:" not in text and "https:" not in text
         json.dumps(page.data, allow_nan=False)
+
+
+@pytest.mark.parametrize("layer", [mha_c.DotProductAttention(0.0), mha_c.MultiHeadAttention(4, 4, 4, 4, 2, 0.0, rng=0)])
+def test_steps_of_a_layer_take_the_notation_of_its_call(layer, rng):
+    X, Y = rng.standard_normal((2, 1, 5, 4)).astype("f4")
+    found, wanted = teach.steps(layer, X, Y, Y), teach.steps(layer, X, Y)
+    assert found.data == wanted.data != teach.steps(layer, X).data
+    with pytest.raises(TypeError, match=r"write steps\(layer, queries, keys\)"):
+        teach.steps(layer, X, Y, X)
