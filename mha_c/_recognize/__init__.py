@@ -7,12 +7,12 @@ Neither torch nor teach is imported: a layer of torch is one whose parameters ha
 """
 
 from .advice import THREE_LINES
-from .names import HEADS, books_name, heads_of, parameters, root_of
+from .names import CONFIGS, HEADS, books_name, heads_of, parameters, root_of
 from .roles import arguments, roles
 from .stored import Part
 from .weights import ADDITIVE, MULTI_HEAD, Weights, weights_of
 
 __all__ = [
-    "ADDITIVE", "HEADS", "MULTI_HEAD", "THREE_LINES", "Part", "Weights", "arguments", "books_name", "heads_of",
-    "parameters", "roles", "root_of", "weights_of",
+    "ADDITIVE", "CONFIGS", "HEADS", "MULTI_HEAD", "THREE_LINES", "Part", "Weights", "arguments", "books_name",
+    "heads_of", "parameters", "roles", "root_of", "weights_of",
 ]  # fmt: skip

@@ -25,6 +25,7 @@ OTHERS = {  # the book's names, and others for the same
     "bias": "use_bias qkv_bias",
 }  # fmt: skip
 HEADS = ("num_heads", *OTHERS["num_heads"].split())
+CONFIGS = "config", "cfg", "conf", "args", "hparams", "configuration", "params", "opt"
 _MORE_HEADS = re.compile("(n|num|number|count)?_?(of_)?((attn|attention|self|q|query)_)?(h|heads?)(_?(num|count))?")
 _WRITTEN_IN_C = {"scaled_dot_product_attention": ("query", "key", "value", "attn_mask")}  # no signature tells these
 
@@ -57,11 +58,14 @@ def books_name(name: str, wanted: list[str]) -> str:
 
 
 def heads_of(layer: Any) -> int:
-    """The number of heads that a layer's attributes say; 0 where they say none."""
+    """The number of heads that a layer's attributes, or those of its configuration, say; 0 where they say none."""
     held = {name: x for name, x in getattr(layer, "__dict__", {}).items() if _counts(x)}
     found: list[Any] = [x for name in HEADS for x in [getattr(layer, name, None)] if _counts(x)]
     spelt = {re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_"): x for name, x in held.items()}
     found += [x for name, x in spelt.items() if _MORE_HEADS.fullmatch(name)]
+    held_by = [getattr(layer, name, None) for name in CONFIGS]
+    configs: list[Any] = [each if type(each) is dict else getattr(each, "__dict__", {}) for each in held_by]
+    found += [each[name] for each in configs for name in HEADS if _counts(each.get(name))]
     return int(found[0]) if found else 0
 
 

@@ -47,7 +47,7 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
     told = {each.name: _by_name(each, wanted) for each in found}
     for name in set(told.values()) & set(wanted):  # two parameters for one argument: the first has it
         for other in [each for each, role in told.items() if role == name][1:]:
-            told[other] = ""
+            told[other] = "w_v" if name == "values" and "w_v" in wanted and "w_v" not in told.values() else ""
     own = [name for name in wanted if name in told.values()]
     needed = [each for each in found if each.default is each.empty]
     if len(needed) == 1 and own == ["keys"] and told[needed[0].name] == "keys":  # context: the only input

@@ -60,6 +60,17 @@ class Weights(NamedTuple):
             return None
         return np.concatenate([x[part.rows_of(len(x))] for x, part in zip(found, self.parts[name])])
 
+    def set_bias(self, layer: Any, name: str, new: Any) -> None:
+        """Write the bias of this weight, (outputs,), into a layer that has it."""
+        begin = 0
+        for part in self.parts[name]:
+            stored = bias_of(layer, part).copy()
+            rows = slice(None) if part.rows is None else list(part.rows)
+            count = len(stored[rows])
+            stored[rows] = new[begin : begin + count]
+            write(layer, part.bias, stored)
+            begin += count
+
     def clear_biases(self, layer: Any) -> None:
         """Write zeros into all biases."""
         for path in {part.bias for parts in self.parts.values() for part in parts} - {""}:

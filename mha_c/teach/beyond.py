@@ -25,7 +25,7 @@ def beyond(run: Run, form: str) -> list[tuple[str, str]]:
     """Ids and words of what a right run has beside the book's function."""
     found = extra(run, form)
     if run.student.kind not in _WITHOUT_KEYS:
-        found += _of_many_keys(run, form)
+        found += _of_many_keys(run, form) + _of_large_scores(run, form)
     return found
 
 
@@ -138,7 +138,7 @@ def _with_ones(x: Any) -> Any:
 def _of_many_keys(run: Run, form: str) -> list[tuple[str, str]]:
     """Whether numbers stay right with more keys than any probe has; a layer may refuse so many."""
     for steps in _MANY:
-        inputs = _lengthened(run, steps)
+        inputs = lengthened(run, steps)
         outcome, right = run.student(inputs, run.way, run.asked), output(function(form), inputs)
         if right is None or is_misshapen(outcome, right):
             continue
@@ -146,7 +146,33 @@ def _of_many_keys(run: Run, form: str) -> list[tuple[str, str]]:
     return []
 
 
-def _lengthened(run: Run, steps: int) -> Inputs:
+def _of_large_scores(run: Run, form: str) -> list[tuple[str, str]]:
+    """Whether scores that are too large for exp still give numbers."""
+    for inputs in map(_with_large_scores, reversed(run.probes)):
+        outcome, right = run.student(inputs, run.way, run.asked), output(function(form), inputs)
+        if right is not None and np.isfinite(right).all():
+            overflows = isinstance(outcome.error, OverflowError)
+            overflows |= outcome.output is not None and not np.isfinite(outcome.output).all()
+            return [("overflow", say("overflow", type=run.way.dtype))] if overflows else []
+    return []
+
+
+def _with_large_scores(chosen: Inputs) -> Inputs:
+    """A probe whose scores are some thousands, and alike for all keys of a query: none of them underflows."""
+    inputs, large = dict(chosen), 1e4
+    if "queries" not in inputs and "W_q" not in inputs:
+        return {**inputs, "X": np.broadcast_to(inputs["X"][..., :1] * large, inputs["X"].shape).copy()}
+    if "w_v" in inputs:  # tanh keeps sums small; and a layer takes new weights with a new W_q
+        inputs.update(w_v=inputs["w_v"] * large, W_q=inputs["W_q"].copy())
+        large = 1.0
+    first, keys = ("queries", inputs["keys"]) if "queries" in inputs else ("X", inputs["X"])
+    itself = keys is inputs[first]
+    alike = np.broadcast_to(keys[..., :1, :] * (large**0.5 if itself else 1), keys.shape).copy()
+    inputs = {name: alike if x is keys else x for name, x in inputs.items()}
+    return inputs if itself else {**inputs, first: inputs[first] * large}
+
+
+def lengthened(run: Run, steps: int) -> Inputs:
     """The last probe, with so many keys, and queries; nothing is hidden, or the last three keys of each item."""
     rng, made = np.random.default_rng(21), dict(run.probes[-1])
     new: dict[Any, Any] = {}  # inputs that are alike stay alike

@@ -9,11 +9,12 @@ from .._arguments.calls import refuses_at_the_call
 from . import masks
 from .answers import Answer
 from .beyond import beyond, extra
-from .choices import choices, with_biases
+from .biases import biases, made_with
+from .choices import choices
 from .choices import left as left_of_constructor
 from .explaining import explanation, is_right
 from .kinds import reason
-from .making import Unmade
+from .making import CannotAsk, Unmade
 from .rounds import (
     Run,
     as_mask,
@@ -30,6 +31,7 @@ from .rounds import (
 from .student import Round, Student, gradients_recorded
 from .students import student_of
 from .together import together
+from .training import training
 from .verdicts import known, random, right, unknown, unmade
 from .words import said, say
 
@@ -69,12 +71,13 @@ def check(
     Returns
     -------
     Answer
-        `.ok`, `.mistakes`, `.mask`, a text, and a page in notebooks.
+        `.ok`, `.mistakes`, `.mask`, a text, and a page in notebooks.  An error of the student's own is one, too: a loop
+        of grades goes on.  ["not_judged"]: it has weights, or takes arguments, by names that are not known.
 
     Raises
     ------
     TypeError
-        If `mine` cannot be called, or has no weights with the names above.
+        If `mine` cannot be called.
     ValueError
         If there is no such kind, or if name and signature do not tell the kind.
 
@@ -98,9 +101,20 @@ def check(
         if kind is None and reason(mine):
             notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
         with gradients_recorded():
-            return _compared(student, mask, notes)
+            answer = _compared(student, mask, notes)
+            if kind is None and answer.mistakes == ["unknown"] and _may_be_causal(student):
+                causal = _compared(Student(mine, "causal_multi_head", weights), mask, notes)
+                answer = answer if {"unknown", "raises"} & {*causal.mistakes} else causal
+            return answer
     except Unmade as error:
         return unmade(mine, error, notes)
+    except CannotAsk as error:
+        return Answer(["not_judged"], [str(error)], notes)
+
+
+def _may_be_causal(student: Student) -> bool:
+    """Whether one input is all that it takes: what its numbers tell of the future, a mistake may have changed."""
+    return student.kind == "multi_head" and student.attends_to_itself
 
 
 def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answer:
@@ -124,11 +138,11 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
             if one is None:
                 return answer
         found.append(one)
-    for made_with, made, asked in choices(student):
+    for chosen, made, asked in choices(student):
         tried = runs(made, asked, means, _equals)
         one = _right_run(tried)
         if one is None:
-            return _wrong(tried, [*notes, say("note_chosen", choice=made_with)])
+            return _wrong(tried, [*notes, say("note_chosen", choice=chosen)])
         found.append(one)
     unknown_names = untried(student)
     for name in list(unknown_names):
@@ -142,7 +156,8 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
     first = next((pair for pair in found if pair[0].asked.role != "flag"), found[0])
     left = [("untried", say("untried", argument=name)) for name in unknown_names]
     left += [("untried", say("untried_made", argument=name)) for name in left_of_constructor(student)]
-    for made in with_biases(student):
+    left += [*biases(*first), *training(first[0])]
+    for _, made in made_with(student, True):
         left += extra(run_of(made, first[0].asked, first[0].way), first[1])
     apart, more = together(found)
     return right(found, [*apart, *left, *beyond(*first)], [*notes, *more])

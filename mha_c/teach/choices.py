@@ -37,17 +37,6 @@ def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
             yield f"{name}={value}", made, Round(forms, role, name)
 
 
-def with_biases(student: Student) -> list[Student]:
-    """The same, with a bias in each projection, where the constructor can choose so."""
-    names = (
-        [each.name for each in constructor_parameters(student.mine) if each.default is False]
-        if student.is_class
-        else []
-    )
-    found = [name for name in names if re.search("bias$", name, re.IGNORECASE)]
-    return [Student(student.mine, student.kind, student.weights, {**student.chosen, name: True}) for name in found]
-
-
 def left(student: Student) -> list[str]:
     """The arguments of the constructor that may hide keys, and of which no comparison is known."""
     taken = {made_with.partition("=")[0] for made_with, _, _ in choices(student)} | {*student.chosen}

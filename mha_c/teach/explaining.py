@@ -38,9 +38,18 @@ def is_right(run: Run, form: str) -> bool:
 
 def _adds(run: Run, form: str) -> bool:
     """Whether a mask that is said to be added is: a small number must hide a little."""
-    if run.way.mask is None or run.way.mask.means != "add":
+    return _loses(run, form, 1.5)
+
+
+def _loses(run: Run, form: str, number: float) -> bool:
+    """Whether hidden scores lose this number, or gain it, where the mask that is added holds -1.5.
+
+    That they gain it tells a mask that is subtracted from one of 0 and 1 that is taken times -1e-9.
+    """
+    mask = run.way.mask
+    if mask is None or mask.means != "add":
         return True
-    made, way = function(form, subtracting(form, 1.5)), run.way._replace(mask=run.way.mask._replace(size=1.5))
+    made, way = function(form, subtracting(form, number, mask.past)), run.way._replace(mask=mask._replace(size=1.5))
     return all(equal(run.student(inputs, way, run.asked), output(made, inputs)) for inputs in run.probes)
 
 
@@ -75,6 +84,8 @@ def _first(
             if fill == "-np.inf" and not _has_nan(run):
                 continue
             tier, left = _explains(made, outputs, run, fill == _ANY)
+            if tier and any(each.id == "mask_inverted" for each in mistakes) and not _loses(run, form, -1.5):
+                continue
             if tier == "all":
                 return Explained(run, form, mistakes)
             if tier and tier not in lesser:
@@ -106,7 +117,8 @@ def _one(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
 def _two(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
     singles, fills = _known_to(runs)
     for form, fill in itertools.product(singles, fills):
-        single = singles[form][: _PAIRED if len(singles) > 1 else None]
+        single = [each for each in singles[form] if each.id != "mask_transposed"]  # it says nothing of most probes
+        single = single[: _PAIRED if len(singles) > 1 else None]
         two = itertools.combinations(range(len(single)), 2)
         yield from ((form, (single[i], single[j]), fill) for i, j in sorted(two, key=sum))
 

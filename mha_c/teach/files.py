@@ -254,7 +254,10 @@ def _judged(module: ModuleType, name: str, kind: Optional[str], options: dict[st
         raise Problem("no_such_name", said("it has no {name!r}: {there}", name=name, there=there))
     mine = getattr(module, name)
     try:
-        return Judged(name, _kind(mine, kind), check(mine, kind, **options))
+        answer = check(mine, kind, **options)
+        if answer.mistakes != ["not_judged"]:
+            return Judged(name, _kind(mine, kind), answer)
+        problem = Problem("not_judged", str(answer))
     except SystemExit as error:
         path = Path(str(module.__file__))
         words = said("it ends the program (SystemExit) when it is called")

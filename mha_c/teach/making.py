@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from .._arguments.arrays import is_tensor
-from .._recognize import Weights, books_name, heads_of, weights_of
+from .._recognize import CONFIGS, Weights, books_name, heads_of, weights_of
 from .probes import Inputs, Sizes
 from .words import said
 
@@ -36,7 +36,6 @@ _NAMES = [
     "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
     "dropout", "bias", "base", "num_layers", "vocab_size",
 ]  # fmt: skip
-_CONFIGS = ("config", "cfg", "conf", "args", "hparams", "configuration", "params", "opt")
 
 
 class Making(NamedTuple):
@@ -96,8 +95,8 @@ def _name_of(name: str) -> str:
     return books_name(name, _NAMES) or ("bias" if plain.endswith("bias") else "")
 
 
-class CannotMake(TypeError):
-    """A class asks for what is not known."""
+class CannotAsk(TypeError):
+    """What is given wants what is not known: an argument of its constructor, weights by other names."""
 
 
 class Unmade(Exception):
@@ -107,9 +106,15 @@ class Unmade(Exception):
 def constructor_parameters(mine: Any) -> list[inspect.Parameter]:
     """Of a class; none where it does not say."""
     try:
-        return list(inspect.signature(mine).parameters.values())
+        found = inspect.signature(mine).parameters.values()
+        return [each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     except (TypeError, ValueError):
         return []
+
+
+def takes_config(mine: Any) -> bool:
+    """Whether the constructor of a class takes its sizes as one object."""
+    return any(each.name.lower() in CONFIGS for each in constructor_parameters(mine))
 
 
 def asks_for(mine: Any, name: str) -> bool:
@@ -120,10 +125,20 @@ def asks_for(mine: Any, name: str) -> bool:
     if any(_name_of(each.name) == name for each in wanted):
         return True
     config = _Config(Making(8, 2, 8, 8, 8).known())
-    if any(each.name.lower() in _CONFIGS for each in wanted):
-        with suppress(Exception):
-            mine(**{each.name: config for each in wanted if each.name.lower() in _CONFIGS})
+    if not takes_config(mine):
+        return False
+    with suppress(Exception):
+        layer = mine(**{each.name: config for each in wanted if each.name.lower() in CONFIGS})
+        if any(held is config for held in vars(layer).values()):  # a call may ask, too
+            return name in config.asked or any(_name_of(word) == name for word in _words(mine))
     return name in config.asked
+
+
+def _words(mine: type) -> Iterator[str]:
+    """The names and texts in the code of a class."""
+    for code in (getattr(each, "__code__", None) for each in vars(mine).values()):
+        if code is not None:
+            yield from (*code.co_names, *(each for each in code.co_consts if isinstance(each, str)))
 
 
 def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional[Mapping[str, Any]] = None) -> Any:
@@ -134,19 +149,22 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
     names = {parameter.name: _name_of(parameter.name) for parameter in wanted}
     if "query_size" not in names.values() and list(names.values()).count("num_hiddens") == 2:
         names[next(name for name, ours in names.items() if ours == "num_hiddens")] = "query_size"  # (d_in, d_out)
+    if "num_heads" in names.values() and not {"query_size", "head_dim"} & {*names.values()}:  # as in Keras
+        for_heads = {"key_size": "head_dim", "value_size": "head_dim"}
+        names = {name: for_heads.get(ours, ours) if "dim" in name else ours for name, ours in names.items()}
     for parameter in wanted:
         name = names[parameter.name]
-        needed = parameter.default is parameter.empty and "*" not in str(parameter)
-        if parameter.name.lower() in _CONFIGS:
-            given[parameter.name] = _Config(known)
+        needed = parameter.default is parameter.empty
+        if parameter.name.lower() in CONFIGS:
+            given[parameter.name] = _Config({**known, **(chosen or {})})
         elif needed and not name:
             words = "check does not know the argument {name}: give it a layer"
-            raise CannotMake(said(words, name=parameter.name))
+            raise CannotAsk(said(words, name=parameter.name))
         elif needed or (name and name not in ("bias", "base", "max_len") and parameter.default is not None
-                        and not isinstance(parameter.default, bool) and "*" not in str(parameter)):  # fmt: skip
+                        and not isinstance(parameter.default, bool)):  # fmt: skip
             given[parameter.name] = known[name]
     try:
-        return evaluating(mine(**{**given, **(chosen or {})}))
+        return evaluating(mine(**{**given, **{name: x for name, x in (chosen or {}).items() if name in names}}))
     except Exception as error:
         raise Unmade from error
 
@@ -229,7 +247,13 @@ class Layers:
     def _fits(self, layer: Any, inputs: Inputs) -> bool:
         if not self.wanted:
             return self.kind != "positional_encoding" or _width_of_table(layer) in (0, inputs["X"].shape[-1])
-        sizes = self.weights(layer)[0].sizes(layer)
+        fitting = [each for each in self.weights(layer) if self._are(each.sizes(layer), inputs)]
+        if fitting:  # of the ways to read its weights
+            self._read[id(layer)] = fitting
+        return bool(fitting)
+
+    def _are(self, sizes: dict[str, tuple[int, int]], inputs: Inputs) -> bool:
+        """Whether weights of these sizes are those of a probe."""
         groups = inputs.get("num_heads", 1) // inputs.get("num_kv_heads", inputs.get("num_heads", 1))
         shared = {"W_k": groups, "W_v": groups}  # heads of a group share one
         wide = {name: (size[0], size[1] * shared.get(name, 1)) for name, size in sizes.items()}
@@ -248,7 +272,7 @@ class Layers:
                     held=", ".join(held) or said("a layer without weights"),
                     call=f'check(mine, kind, weights={{"{self.wanted[0]}": "{held[0] if held else "name"}", ...}})',
                 )  # fmt: skip
-                raise TypeError(words)
+                raise CannotAsk(words)
             self._read[id(layer)] = [each for each in found if _agrees(each.sizes(layer))] or found
         return self._read[id(layer)]
 
@@ -288,9 +312,10 @@ class Layers:
             del self._read[id(layer)]
             ways = self.weights(layer)
         read = ways[min(number, len(ways) - 1)]
+        sizes = read.sizes(layer)
         shared = read.num_heads // read.num_kv_heads if read.num_kv_heads else 1
         for name in read.parts:
-            if name in inputs:
+            if name in inputs and 0 not in sizes[name]:  # what no call uses has no size
                 new = inputs[name]
                 if shared > 1 and name in ("W_k", "W_v"):  # the first of each group of heads that are alike
                     by_heads = new.reshape(len(new), read.num_heads, -1)

@@ -185,9 +185,16 @@ def hiding_with(form: str, number: Union[float, str]) -> Iterator[Mistake]:
         yield Mistake("mask_small", said(_ADDED, number=shown, still=still), (added,))
 
 
-def subtracting(form: str, number: float) -> list[Mistake]:
-    """The mistake that subtracts a number from masked scores; [] where no function of the form masks."""
-    return [Mistake("", "", (x._replace(instead=x.instead.replace("-1e6", f"(-{number})")),)) for x in _fills(form)]
+def subtracting(form: str, number: float, past: bool) -> list[Mistake]:
+    """The mistake that subtracts a number from masked scores; `past`: from those of the future, too, which a function
+    may hide itself; [] where no function of the form masks."""
+    found = []
+    for each in _fills(form):
+        instead = each.instead.replace("-1e6", f"({-number})")
+        if "seen & mask" in instead and not past:
+            instead = f"np.where(seen, {instead.replace('seen & mask', 'mask')}, -1e6)"
+        found.append(Mistake("", "", (each._replace(instead=instead),)))
+    return found
 
 
 def _fills(form: str) -> Iterator[Change]:

@@ -12,12 +12,13 @@ import numpy as np
 from .._recognize.roles import says
 from .answers import NEAR
 from .forms import LAYOUTS, RANKS, Way, doubled
-from .making import widths
+from .making import CannotAsk, constructor_parameters, widths
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
 from .mistakes import function
 from .probes import Inputs, Sizes, probes
 from .student import CAUSAL, WEIGHTS, Outcome, Round, Student
+from .words import said
 
 OF_LENS = ("masked_softmax", "dot_product", "additive", "multi_head")  # kinds that hide by lengths; the others by masks
 HUGE = 1e4  # what a mask writes, where no softmax follows: -1e6, -1e9 and minus infinity are alike
@@ -109,7 +110,7 @@ def probes_for(student: Student, asked: Round, layout: str = "batch") -> list[In
     return student.kept[key]
 
 
-def _made_for(student: Student, asked: Round, layout: str) -> list[Inputs]:
+def _made_for(student: Student, asked: Round, layout: str, again: bool = False) -> list[Inputs]:
     if student.kind == "rope" and student.layers is not None and not student.is_class:
         student.sizes = _size_that_fits(student, asked)
     made = [_fitting(student, each, asked) for each in probes(asked.forms[0], student.sizes)]
@@ -117,9 +118,13 @@ def _made_for(student: Student, asked: Round, layout: str) -> list[Inputs]:
     if student.layers is not None and student.is_class and made:
         fitting = [each for each in made if student.layers.at(each) is not None]
         if not fitting:  # it makes a layer of its own size
-            student.layers.any(made[-1])
-            student.sizes = student.layers.sizes(student.layers.any(made[-1]))
-            return _made_for(student, asked, layout)
+            layer = student.layers.any(made[-1])
+            if again:  # a layer of these sizes has others yet: it would grow for ever
+                words = "{name}: check does not know how its sizes follow from {arguments}: give it a layer"
+                arguments = ", ".join(each.name for each in constructor_parameters(student.mine))
+                raise CannotAsk(said(words, name=student.name, arguments=arguments))
+            student.sizes = student.layers.sizes(layer)
+            return _made_for(student, asked, layout, again=True)
         made = fitting
     return [doubled(each) for each in made] if "heads" in layout else made
 
@@ -159,6 +164,8 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
         inputs["num_heads"] = 1
         if not student.has_output:
             inputs["W_o"] = np.eye(len(inputs["W_o"]))
+    if student.only_heads:
+        inputs.update((name, np.eye(len(inputs[name]))) for name in ("W_q", "W_k", "W_v", "W_o"))
     if student.attends_to_itself:
         _attend_to_itself(inputs)
     elif student.values_are_keys:
@@ -260,17 +267,9 @@ def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
 
 
 def _laid(bases: list[Way], student: Student, asked: Round) -> list[Way]:
-    """The ways, each with the axes that it takes; of arrays and tensors only the first, if all goes well with it."""
-    kept: list[Way] = []
-    well = False
-    for way in bases:
-        if kept and kept[0].tensors != way.tensors and well:
-            break
-        run = _best([way._replace(layout=layout) for layout in LAYOUTS[student.kind]], student, asked)
-        kept.append(run.way._replace(mask=None))
-        right_types = all(each.dtype in ("", way.dtype) and each.error is None for each in run.outcomes)
-        right_types and (not way.tensors or takes_graphs(run))
-    return kept
+    """The ways, each with the axes that it takes."""
+    best = (_best([way._replace(layout=layout) for layout in LAYOUTS[student.kind]], student, asked) for way in bases)
+    return [run.way._replace(mask=None) for run in best]
 
 
 def _best(ways: list[Way], student: Student, asked: Round) -> Run:
@@ -337,8 +336,20 @@ def _usable(ways: list[Way], student: Student, asked: Round) -> set[str]:
             if inputs["mask"] is not True and is_misshapen(outcome, right):
                 failed += not is_misshapen(student({**inputs, "mask": True}, those[0], free), right)
         bad[axes] = failed / max(len(run.outcomes), 1)
+    if {"qk", "k"} <= {*by_axes} and _takes_squares_alone(run_of(student, asked, by_axes["qk"][0])):
+        return {"qk"}
     chosen = sorted(by_axes, key=lambda axes: bad[axes])[:_KEPT]
     return {axes for axes in chosen if bad[axes] == bad[chosen[0]]}
+
+
+def _takes_squares_alone(run: Run) -> bool:
+    """Whether it takes a mask of queries and keys only where there are as many of both: one that it transposes."""
+    taken: dict[bool, list[bool]] = {True: [], False: []}
+    for inputs, outcome, right in zip(run.probes, run.outcomes, run.right):
+        if isinstance(inputs["mask"], np.ndarray):
+            queries, keys = inputs["mask"].shape[-2:]
+            taken[queries == keys].append(not is_misshapen(outcome, right))
+    return bool(taken[True]) and all(taken[True]) and not any(taken[False])
 
 
 def is_misshapen(outcome: Outcome, right: Any) -> bool:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.arrays import is_tensor
-from .._recognize import parameters
+from .._recognize import parameters, root_of
 from .._recognize.roles import is_flag, roles
 from . import book
 from .forms import Way, joined, parts
-from .making import Layers, asks_for, constructor_parameters, number_of_heads, plain
+from .making import CannotAsk, Layers, asks_for, constructor_parameters, number_of_heads, plain
 from .masks import CannotSay
 from .probes import Inputs, Sizes, probes
 from .words import said
@@ -102,6 +102,8 @@ class Student:
         self.is_layer = self.is_class or not (inspect.isroutine(mine) or type(mine).__name__ == "partial")
         self.has_weights = kind in WEIGHTS and self.is_layer
         self.arguments = self._books(kind)
+        if kind in WEIGHTS and any(root_of(each.name) == "qkv" for each in parameters(mine)):
+            self.arguments.append("W_qkv")
         self.takes = roles(mine, self.arguments)
         self.is_chunked = kind in ("causal", "dot_product") and "chunk_size" in self.takes.values()
         if self.is_chunked:
@@ -126,7 +128,9 @@ class Student:
         self.chosen = {**{each.name: True for each in flags if is_flag(each)}, **(chosen or {})}  # of a constructor
         held = wanted if self.has_weights else ()
         self.layers = Layers(mine, kind, held, weights or {}, self.chosen) if self.is_layer else None
-        if not self.has_weights and wanted:
+        has_none = wanted and not self.has_weights and not {*wanted, "W_qkv"} & taken
+        self.only_heads = bool(has_none and "num_heads" in taken)  # heads, and no weights
+        if not self.has_weights and wanted and not self.only_heads:
             self._check_weights_as_arguments(wanted)
         self.sizes = self._sizes()
         self.kept: dict[Any, list[Inputs]] = {}  # its probes, by round and layout
@@ -153,7 +157,9 @@ class Student:
 
     def _check_weights_as_arguments(self, wanted: tuple[str, ...]) -> None:
         """The last, W_o or w_v, may be forgotten."""
-        missing = [name for name in wanted if name not in self.takes.values()]
+        joint = {"W_qkv": ("W_q", "W_k", "W_v")}
+        found = [name for role in self.takes.values() for name in joint.get(role, (role,))]
+        missing = [name for name in wanted if name not in found]
         others = [theirs for theirs, role in self.takes.items() if not role and theirs not in self.optional]
         if missing and (missing[0] != wanted[-1] or others):
             words = said(
@@ -161,10 +167,12 @@ class Student:
                 "{missing} is missing among {taken}",
                 name=self.name, wanted=", ".join(wanted), missing=missing[0], taken=", ".join(self.takes),
             )  # fmt: skip
-            raise TypeError(words)
+            raise CannotAsk(words)
 
     def _sizes(self) -> Optional[Sizes]:
         """Of a layer, or of a layer's method, that is given; None where any will do."""
+        if self.only_heads:
+            return Sizes(6, 6, 6, 6, 2)
         if self.layers is None:
             heads = number_of_heads(self.mine)
             return Sizes(0, 0, 0, 0, heads) if heads else None
@@ -242,6 +250,9 @@ class Student:
                     given[theirs] = None
             elif role in part and (role != "window" or "window" in asked.forms):
                 given[theirs] = _typed(part[role], role, way)
+            elif role == "W_qkv":
+                joint = np.concatenate([part[name] for name in ("W_q", "W_k", "W_v")], axis=1)
+                given[theirs] = _typed(joint, role, way)
             elif role == "second":
                 given[theirs] = _typed(part["X"], role, way)
             elif role in _TABLES:

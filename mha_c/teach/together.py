@@ -50,7 +50,33 @@ def together(found: Sequence[tuple[Run, str]]) -> tuple[list[tuple[str, Any]], l
             notes.append(say("note_only", name=only, **names))
         else:
             return _words(call, why, one, two), notes
-    return [], notes
+    return ([], notes) if notes else (_at_once(hiding), [])
+
+
+def _at_once(hiding: Sequence[tuple[Run, str]]) -> list[tuple[str, Any]]:
+    """What is wrong only where three arguments or more are given in one call."""
+    if len(hiding) < 3:
+        return []
+    *runs, last = [run for run, _ in hiding]
+    runs = [one for one in runs if one.asked.role in _HIDES[:2] and one.way.layout == last.way.layout]
+    joint = hiding[-1][1] if last.asked.role in _HIDES[2:] else _of_mask(*hiding[0])
+    for inputs in reversed(last.probes):
+        for choices in itertools.product(*(_others(one, inputs) for one in runs)):
+            if any((one == two).all() for one, two in itertools.combinations(choices, 2)):
+                continue
+            free = {name: x for name, x in inputs.items() if name != "valid_lens"}
+            beside = [({**free, "mask": seen}, one.way, one.asked) for seen, one in zip(choices, runs)]
+            try:
+                outcome = last.student(inputs, last.way, last.asked, beside)
+            except CannotSay:
+                continue
+            seen = np.logical_and.reduce([*choices, np.broadcast_to(_seen(inputs), choices[0].shape)])
+            if equal(outcome, output(function(joint), {**inputs, "mask": seen})):
+                return []
+            if outcome.error is None or not _refuses(outcome.error):
+                names = ", ".join(one.asked.parameter for one in (*runs, last))
+                return [("together", say("at_once", names=names))]
+    return []
 
 
 def _of_mask(run: Run, form: str) -> str:

@@ -140,6 +140,8 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_halves" if form == "rope_halves" else "note_pairs")]
     if "_rope" in form:
         notes += [say("note_rotary", pairs=said("halves" if form.endswith("halves") else "neighbours"))]
+    if student.only_heads:
+        notes += [say("note_only_heads")]
     if student.has_one_head:
         notes += [say("note_one_head")]
     if form == "causal" and student.kind in ("causal", "dot_product") and not {"offset"} & {*student.takes.values()}:

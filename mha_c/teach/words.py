@@ -31,10 +31,23 @@ SENTENCES = {
     "these itself, and takes the arguments of the book.",
     "extra_parameter": "It has parameters that the book's {kind} has not: {names}.  At their first values they change "
     "nothing; as soon as they are trained, they do.",
+    "bias_lost": "With {flag} there is no bias in {names}.",
+    "bias_always": "With {flag} there is a bias in {names} all the same.",
+    "bias_unused": "The bias of {names} has no effect: it is there, and not added.",
+    "bias_wrong": "The bias of {names} is not just added to what the weight makes, as X W + b is: with other numbers "
+    "in it than 0 the result is another.",
+    "no_dropout": "It takes dropout, and in training nothing is dropped.",
+    "dropout_on_scores": "Dropout acts on the scores, before softmax: a score of 0 is no weight of 0.  It belongs on "
+    "the attention weights.",
+    "dropout_elsewhere": "Dropout does not act on the attention weights, where the book has it.",
+    "overflow": "With scores of some thousands exp overflows in {type}, and the result is no number.  Subtract the "
+    "maximum of each row before exp: softmax stays the same.",
     "many_keys": "With {count} keys the numbers are others.  Does something, as a window or a table, end before?",
     "changes_inputs": "It writes into {name}: the caller's array holds other numbers afterwards.",
     "together": "{one} and {two} each hide the right keys alone, but not in one call{why}.  A key that one of them "
     "hides must stay hidden.",
+    "at_once": "Any two of {names} hide the right keys in one call, but all at once they do not.  A key that one of "
+    "them hides must stay hidden.",
     "together_only": ": there only {name} has an effect",
     "together_either": ": there a key is hidden only if both hide it",
     "together_raises": "{one} and {two} each hide the right keys alone, but in one call it raises {type}: {error}\n"
@@ -71,6 +84,8 @@ SENTENCES = {
     " paper turns neighbours: weights of one do not fit the other.",
     "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
+    "note_only_heads": "it takes no weights, so it was compared with heads of the inputs themselves, without "
+    "projections.",
     "note_taken_for": "it was taken for {kind}, because {why}; check(mine, kind), or --kind, compares with another.",
     "note_chosen": "this is so with {choice}; without it, its numbers are right.",
     "note_together": "it refuses {one} and {two} in one call, so each was tried alone.",

@@ -22,8 +22,8 @@ def hidden_score(ask):
     return 0.0 if ask("mask_zero") else -5.0 if ask("mask_small") else float("-inf")
 
 
-def weighed(ask, scores, hidden, values):
-    """Softmax and product; `hidden` is True where a key is not seen, or None."""
+def weighed(ask, scores, hidden, values, dropout=lambda weights: weights):
+    """Softmax, dropout and product; `hidden` is True where a key is not seen, or None."""
     if hidden is not None and not (ask("mask_after_softmax") or ask("mask_ignored")):
         scores = scores.masked_fill(hidden, hidden_score(ask))
     if ask("no_softmax"):
@@ -31,7 +31,7 @@ def weighed(ask, scores, hidden, values):
     weights = scores.softmax(1 if ask("softmax_axis_heads") else -2 if ask("softmax_axis") else -1)
     if ask("mask_after_softmax") and hidden is not None:
         weights = weights.masked_fill(hidden, 0.0)
-    return weights @ values
+    return dropout(weights) @ values
 
 
 # ---- functions of tensors --------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def sizes_in_and_out_and_a_context(ask):
             hidden = self.mask.bool()[: x.shape[1], : x.shape[1]]
             if ask("mask_off_by_one"):
                 hidden = torch.ones_like(hidden).triu(2)
-            out = join_heads(ask, weighed(ask, scores, None if ask("sees_future") else hidden, v))
+            out = join_heads(ask, weighed(ask, scores, None if ask("sees_future") else hidden, v, self.dropout))
             return out if ask("no_output_projection") else self.out_proj(out)
 
     return MultiHeadAttention
@@ -326,7 +326,7 @@ def four_linears(ask):
             q, k, v = (split_heads(ask, f(x), self.h) for f, x in zip(self.linears, (query, key, value)))
             scores = q @ k.transpose(-2, -1) / root(ask, self.d_k, self.d_k * self.h)
             hidden = None if mask is None else mask.unsqueeze(1) == 0
-            out = join_heads(ask, weighed(ask, scores, hidden, v))
+            out = join_heads(ask, weighed(ask, scores, hidden, v, self.dropout))
             return out if ask("no_output_projection") else self.linears[-1](out)
 
     return MultiHeadedAttention

@@ -62,7 +62,8 @@ def one_mask_for_all(q, k, v, attn_mask=None):
 
 @right("dot_product")
 def padding(query, key, value, padding_mask=None):
-    weights = np.exp(query @ key.transpose(0, 2, 1) / np.sqrt(key.shape[-1]))
+    scores = query @ key.transpose(0, 2, 1) / np.sqrt(key.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
     if padding_mask is not None:
         assert padding_mask.ndim == 2
         weights = weights * ~padding_mask[:, np.newaxis]
@@ -198,7 +199,7 @@ def with_padding(q, k, v, key_padding_mask=None):
     seen = np.tri(q.shape[1], k.shape[1], dtype=bool)[None]
     if key_padding_mask is not None:
         seen = seen & ~key_padding_mask[:, None]
-    e = np.where(seen, np.exp(s), 1e-30)
+    e = np.where(seen, np.exp(s - s.max(-1, keepdims=True)), 1e-30)
     return e / e.sum(-1, keepdims=True) @ v
 
 

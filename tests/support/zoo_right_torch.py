@@ -201,7 +201,8 @@ class FromADictionary(nn.Module):
 
     def forward(self, x):
         q, k, v = (heads_of(self.att[name](x), self.heads) for name in "qkv")
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        rate = self.drop.p if self.training else 0.0
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, is_causal=True)
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -198,8 +198,8 @@ def test_the_kind_is_told_by_name_and_signature():
         teach.check(f, "softmax")
     with pytest.raises(TypeError, match="mine must be a function, a class or a layer, got ndarray"):
         teach.check(np.ones(3))
-    with pytest.raises(TypeError, match="check needs W_q, W_k, w_v with these names"):
-        teach.check(f, "additive")
+    answer = teach.check(f, "additive")  # a loop of grades goes on
+    assert answer.mistakes == ["not_judged"] and "check needs W_q, W_k, w_v with these names" in str(answer)
 
 
 class NumPyAdditive:

@@ -259,7 +259,7 @@ def test_two_hundred_right_ones(kind, rng):
         places = np.unravel_index(number, [len(each) for each in own.values()])
         way = {name: each[place] for (name, each), place in zip(own.items(), places)}
         answer = teach.check(variant(kind, way), kind)
-        assert answer.ok, (way, answer)
+        assert answer.mistakes == (["overflow"] if way.get("softmax") == "plain" else []), (way, answer)
 
 
 # ---- in torch --------------------------------------------------------------------------------------------------------
