@@ -109,12 +109,29 @@ def negative_length(length: int) -> bool:
     return _warned(f"valid_lens has a length of {length}: lengths below 0 count as 0 (said once)")
 
 
+_said: set[str] = set()  # what is said once a process; a race says it twice
+
+
 def mask_as_lengths() -> bool:
-    """Warn that a mask of 0 and 1, which has the shape of lengths, is taken for lengths."""
+    """Warn, once, that a mask of 0 and 1, which has the shape of lengths, is taken for lengths."""
+    if not warns_of_masks():
+        return True
+    _said.add("mask")
     return _warned(
         "valid_lens of shape (B, Q), here as large as (B, K), holds only 0 and 1: it says that no query sees more than "
         "the first key.  If it is a mask with 1 for each key that counts, write valid_lens=mask.sum(-1) (said once)"
     )
+
+
+def warns_of_masks() -> bool:
+    """Whether it has not been said yet."""
+    return "mask" not in _said
+
+
+def warn_of_mask(lens: Array, n_keys: int) -> None:
+    """The same of lengths (B, Q) of a call that the core does not see."""
+    if 1 < n_keys == lens.shape[1] and lens.size and lens.min() >= 0 and lens.max() == 1:
+        mask_as_lengths()
 
 
 def _warned(text: str) -> bool:

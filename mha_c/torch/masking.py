@@ -43,7 +43,7 @@ def masked_softmax(X: Tensor, valid_lens: Any = None, *, empty_rows: EmptyRows =
     if valid_lens is not None:
         if X.dim() != 3:
             raise ShapeError(f"X must have shape (B, Q, K) with valid_lens, got {tuple(X.shape)}")
-        lens = checked_lengths(valid_lens, X).to(X.device)
+        lens = checked_lengths(valid_lens, X, X.shape[2]).to(X.device)
         lens = lens[:, None] if lens.dim() == 1 else lens
         scores = scores.masked_fill(torch.arange(X.shape[2], device=X.device) >= lens[..., None], least)
     weights = nn.functional.softmax(scores, dim=-1)

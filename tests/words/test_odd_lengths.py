@@ -52,6 +52,48 @@ def test_a_mask_in_the_place_of_lengths_warns_once(call, mask, warns):
     assert done.stdout.count("said once") == warns
 
 
+WAYS = """
+import warnings
+import torch, mha_c.torch as mt
+X = torch.ones(2, 3, 8)
+def hooked(layer, part):
+    layer.get_submodule(part).register_forward_hook(lambda *_: None)
+    return layer
+def multi_head():
+    return mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0)
+call = {call}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    call(torch.tensor([[1, 2, 0], [1, 0, 0]]))
+    call(torch.zeros(2, 3, dtype=torch.int64))
+    print(len(seen))
+    call(torch.tensor([[1, 1, 0], [1, 0, 0]]))
+    call(torch.ones(2, 3, dtype=torch.int32))
+print(*[str(one.message) for one in seen], {{one.filename for one in seen}})
+"""
+WAYS_WITH_MASKS = {
+    "hook on a projection": "lambda mask: hooked(multi_head(), 'W_k')(X, X, X, mask)",
+    "hook on the dropout": "lambda mask: hooked(multi_head(), 'attention.dropout')(X, X, X, mask)",
+    "additive": "lambda mask: hooked(mt.AdditiveAttention(8, 8, 8, 0.0), 'dropout')(X, X, X, mask)",
+    "transform": "lambda mask: torch.func.grad(lambda x: multi_head()(x, X, X, mask).sum())(X)",
+    "half": "lambda mask: multi_head().bfloat16()(*[X.bfloat16()] * 3, mask)",
+    "masked_softmax": "lambda mask: mt.masked_softmax(X[..., :3], mask)",
+    "function": "lambda mask: mt.functional.dot_product_attention(X, X, X, mask)",
+    "grouped heads": "lambda mask: mt.GQAAttention(8, 2, 1)(X, X, X, mask)",
+    "two ways": "lambda mask: (multi_head()(X, X, X, mask), hooked(multi_head(), 'attention.dropout')(X, X, X, mask))",
+}
+
+
+@pytest.mark.parametrize("way", WAYS_WITH_MASKS)
+def test_a_mask_warns_once_whatever_computes_the_call(way):
+    needs.module("torch")
+    if way == "transform":
+        needs.of_torch("torch.func.grad")
+    done = children.python("-c", WAYS.format(call=WAYS_WITH_MASKS[way]))
+    assert done.stdout.startswith("0\n") and done.stdout.count("said once") == 1, done.stdout + done.stderr
+    assert "{'<string>'}" in done.stdout
+
+
 PIECES = """
 import warnings
 import numpy as np

@@ -106,4 +106,5 @@ def _checked(call: AttentionCall, tensors: AttentionTensors) -> AttentionCall:
         check_attention(q, k, v, w_v, keep_mask=keep_mask, bias=bias)
     if tracing_state() is None:
         check_terms(q, relative_bias, sinks)
-    return call if call.valid_lens is None else call._replace(valid_lens=checked_lengths(call.valid_lens, q))
+    lens = None if call.valid_lens is None else checked_lengths(call.valid_lens, q, k.shape[-2])
+    return call._replace(valid_lens=lens)

@@ -77,12 +77,18 @@ def check_terms(q: Tensor, relative_bias: Optional[Tensor], sinks: Optional[Tens
         raise core_refusals.shape(sinks, "sinks", (heads,))
 
 
-def checked_lengths(valid_lens: Any, queries: Tensor) -> Tensor:
-    """The valid_lens of a call with these queries (B, [H,] Q, .), checked, as a tensor."""
+def checked_lengths(valid_lens: Any, queries: Tensor, n_keys: int = 0) -> Tensor:
+    """The valid_lens of a call with these queries (B, [H,] Q, .), checked, as a tensor.
+
+    n_keys   for a warning of masks; 0: none
+    """
     batch, n_queries = _sized(queries).shape[0], _sized(queries).shape[-2]
     lens = as_lengths(valid_lens, "valid_lens")
     if tuple(_sized(lens).shape) not in ((batch,), (batch, n_queries)):
         raise core_refusals.lengths(_sized(lens), batch, n_queries)
+    numbers = _numbers(lens) if lens.dim() == 2 and core_refusals.warns_of_masks() else None
+    if numbers is not None:
+        core_refusals.warn_of_mask(numbers, n_keys)
     return _of_numbers(lens)
 
 
@@ -122,15 +128,19 @@ def as_lengths(value: Any, name: str) -> Tensor:
 
 
 def _of_numbers(lens: Tensor) -> Tensor:
-    if lens.is_floating_point() and on_cpu(lens) and has_numbers(lens):  # never wait for another device
-        for read in array, Tensor.tolist:  # NumPy has no bfloat16; not every torch makes lists inside transforms
-            with suppress(RuntimeError, TypeError):
-                numbers = np.array(read(lens))
-                break
-        else:
-            return float32_if_half(lens)
+    numbers = _numbers(lens) if lens.is_floating_point() else None
+    if numbers is not None:
         to_lengths(numbers)  # refuses NaN and infinity; tensor operations might be transformed
     return float32_if_half(lens)
+
+
+def _numbers(lens: Tensor) -> Any:
+    """Lengths as an array; None where they cannot be read, or only by waiting for another device."""
+    if on_cpu(lens) and has_numbers(lens):
+        for read in array, Tensor.tolist:  # NumPy has no bfloat16; not every torch makes lists inside transforms
+            with suppress(RuntimeError, TypeError):
+                return np.array(read(lens))
+    return None
 
 
 def _sized(x: Tensor) -> Any:

@@ -59,7 +59,7 @@ def check_call(
     """
     if exporting() or not is_compiling():  # a compiler's program raises errors when it runs
         _check_children(module, children, queries, keys, values, valid_lens)
-    return None if valid_lens is None else checked_lengths(valid_lens, queries)
+    return None if valid_lens is None else checked_lengths(valid_lens, queries, keys.shape[-2])
 
 
 def _check_children(
