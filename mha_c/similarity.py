@@ -167,8 +167,8 @@ class KernelAttention(Trained, Viewable):
     ) -> Any:  # fmt: skip
         in_training = self.training if training is None else scalars.flag(training, "training")
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        check_shapes(*[array.shape for array in arrays])  # first: whole numbers of two axes are no tokens here
         of_one_type(arrays, "queries", "keys", "values")
-        check_shapes(*[array.shape for array in arrays])
         numbers = arrays[0].ndim == 1
         q, k, v = with_items(arrays)
         lens = causal_lengths(causal, q, k, valid_lens)

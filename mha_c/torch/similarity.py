@@ -21,7 +21,7 @@ from ._call.choice import CORE, GENERAL, WHY
 from ._explained import to_measure
 from ._module import ShowsWeights
 from ._private import on_cpu
-from ._tensors import PLAIN, check_inputs, has_numbers
+from ._tensors import PLAIN, check_inputs, check_tensors, has_numbers
 from ._twins import twin
 from ._weights.last import Assigned
 from .functional import dot_product_attention
@@ -78,8 +78,9 @@ class KernelAttention(ShowsWeights, Viewable):
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *, causal: Causal = False
     ) -> Tensor:
         """Compute the mean of the values for each query: see the class."""
+        check_tensors(queries=queries, keys=keys, values=values)
+        of_numpy.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])  # first: no tokens of two axes here
         check_inputs(queries=queries, keys=keys, values=values)
-        of_numpy.check_shapes(*[tuple(x.shape) for x in (queries, keys, values)])
         numbers = queries.dim() == 1
         q, k, v = of_numpy.with_items((queries, keys, values))
         if causal is not False:

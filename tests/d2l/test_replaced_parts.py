@@ -341,6 +341,16 @@ def test_convert_leaves_a_layer_that_is_quantized_already_as_a_whole(d2l):
     model[0](*[x.float() for x in inputs()], LENS["items"])
 
 
+@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16])
+def test_convert_whatever_the_default_type(d2l, default):
+    """Classes are compared in float32; only weights and inputs that a program makes have its default type."""
+    torch.set_default_dtype(default)  # the fixture puts it back
+    model = nn.Sequential(multi_head(d2l), d2l.DotProductAttention(0.0), nn.MultiheadAttention(8, 2, batch_first=True))
+    model[0](*[x.to(default) for x in inputs()], None)
+    mt.convert(model)
+    assert all(type(x).__module__.startswith("mha_c") for x in model)
+
+
 # --- A first call -----------------------------------------------------------------------------------------------------
 
 

@@ -36,6 +36,21 @@ def test_embed_them_first(name, kind):
             call(x, tokens, x)
 
 
+@pytest.mark.parametrize("side", ["numpy", "torch"])
+def test_a_layer_without_vectors_is_not_told_to_embed(side):
+    """KernelAttention takes numbers themselves: (Q,), (K,), (K,), or three axes."""
+    ours, to = mha_c, lambda x: x
+    if side == "torch":
+        ours, to = needs.module("mha_c.torch"), needs.module("torch").tensor
+    attention = ours.KernelAttention()
+    with pytest.raises(mha_c.ShapeError, match=r"^queries must have shape .*got .*\(2, 3\)"):
+        attention(*[to(TOKENS)] * 3)
+    for shape in (-1,), (1, 2, 3):
+        with pytest.raises(TypeError, match=r"float") as refused:
+            attention(*[to(TOKENS.reshape(shape))] * 3)
+        assert "embed" not in str(refused.value)
+
+
 def test_other_whole_numbers_are_still_told_to_be_converted():
     with pytest.raises(TypeError, match=r"convert it, for example np.asarray\(q, np.float32\)"):
         functional.dot_product_attention(X.astype(int), X, X)

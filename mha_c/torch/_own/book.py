@@ -84,7 +84,7 @@ class _Weighing(nn.Module):
     """Replaces a dropout in the comparison: multiplies each number by a factor of its position, without randomness."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype).reshape(x.shape)
+        return x * torch.linspace(0.5, 1.5, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
 
 
 def _equal_with(module: nn.Module) -> Optional[str]:
@@ -109,8 +109,9 @@ def _results_of_calls(module: nn.Module) -> list[Tensor]:
     """The results of several calls: one with many keys, which shows windows, and some with lengths, in both modes."""
     found = _results(module.eval(), None, (3, 64))
     for training in (False, True):
-        for lens in (None, torch.tensor([1, 3]), torch.tensor([[2, 1, 0], [3, 2, 1]])):
-            found += _results(module.train(training), lens)
+        for lens in (None, [1, 3], [[2, 1, 0], [3, 2, 1]]):
+            given = None if lens is None else torch.tensor(lens, device="cpu")
+            found += _results(module.train(training), given)
     return found
 
 
@@ -152,7 +153,8 @@ def _results(module: Any, lens: Any, rows: tuple[int, ...] = (3, 5)) -> list[Ten
         linears = [getattr(module, name, module.W_q) for name in ("W_q", "W_k", "W_v")]
         sizes = tuple(linear.in_features or linear.out_features for linear in linears)
     shapes = [(2, n, size) for n, size in zip((*rows, rows[-1]), sizes)]
-    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    place: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the program's defaults
+    inputs = [torch.randn(shape, generator=generator, requires_grad=True, **place) for shape in shapes]
     out = module(*inputs, *([lens] if len(inputs) == 3 else []))
     grads = torch.autograd.grad(out.square().sum(), inputs)
     # A MultiHeadAttention shows the weights of the attention inside it, which has been compared already.

@@ -168,7 +168,7 @@ class Compared:
                 "B1C": (batch, 1, size), "QC": (rows, size), "BHQC": (batch, 3, rows, size),
             }[layout]  # fmt: skip
             if role in roles:
-                found[role] = torch.randn(shape, generator=generator).requires_grad_(True)
+                found[role] = torch.randn(shape, generator=generator, dtype=torch.float32).requires_grad_(True)
         if self.table is not None:
             found.update(given_for(self.table, n_keys))
         return found

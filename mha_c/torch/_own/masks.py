@@ -245,7 +245,7 @@ def _mask(shape: tuple[int, ...], kind: str, sense: str, empty: bool = False, ot
     if empty:
         keep.reshape(-1, shape[-1])[0] = False
     if sense == "add":
-        return torch.where(keep, torch.randn(shape), torch.tensor(-torch.inf))
+        return torch.where(keep, torch.randn(shape, dtype=torch.float32), -torch.inf)
     shown = keep if sense == "keep" else ~keep
     if kind == "bool":
         return shown
