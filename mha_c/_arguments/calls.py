@@ -29,7 +29,7 @@ def shows_names(function: Any) -> Any:
     """Decorates a call (queries=None, keys=None, ..., **misnamed), which refuses other names and missing inputs in our
     words: help() and editors show the names alone, and queries and keys without a default."""
     signature = inspect.signature(function)
-    named = [one for one in signature.parameters.values() if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    named = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD and x.name != "defaults"]
     shown = [one.replace(default=one.empty) if one.name in ("queries", "keys") else one for one in named]
     function.__signature__ = signature.replace(parameters=shown)
     return function

@@ -54,10 +54,16 @@ class RotatesHeads(AttendsHeads, DecodingModule):
         elif self.rope:
             q, k = self._rope(q), k if projected else self._rope(k)
         lens = None if valid_lens is None else torch.as_tensor(valid_lens).clone()  # the caller may change it
-        if fused_attention is None or F.scaled_dot_product_attention is fused_attention:
-            return self._attended(AttentionCall(lens, causal), q, k, v).transpose(1, 2).flatten(2)
-        self.__dict__["_last"] = None  # a program has put its own function there: nobody has seen its weights
-        return F.scaled_dot_product_attention(q, k, v, **self._options(q, k, lens, causal)).transpose(1, 2).flatten(2)
+        if has_own_function():
+            out = self._by_own_function(q, k, v, self._options(q, k, lens, causal))
+        else:
+            out = self._attended(AttentionCall(lens, causal), q, k, v)
+        return out.transpose(1, 2).flatten(2)
+
+    def _by_own_function(self, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        self.__dict__["_last"] = None  # nobody has seen its weights
+        out: Tensor = F.scaled_dot_product_attention(q, k, v, **options)
+        return out
 
     def _rope(self, x: Tensor) -> Tensor:
         """x (B, H, T, D), rotated by the positions 0, 1, ...; a program may put its own under this name of the book."""
@@ -107,7 +113,7 @@ class RotatesHeads(AttendsHeads, DecodingModule):
         steps = Steps.of(self, cache, inputs, valid_lens, None)._replace(
             num_heads=(self.num_heads, self._kv_heads()), turn=self._turn if self.rope else None
         )
-        parts = parts_for_core(self, *inputs)
+        parts = None if has_own_function() else parts_for_core(self, *inputs)
         if parts is not None:
             parts = Parts._make(parts)
             parts = parts._replace(parameters=self._for_core(parts.parameters))
@@ -121,10 +127,15 @@ class RotatesHeads(AttendsHeads, DecodingModule):
             q, k = (turned(x.transpose(1, 2), turn).transpose(1, 2) for x in (q, k))
         seen = steps.appended(k.flatten(2), v.flatten(2))
         k, v = (x.unflatten(2, (-1, q.shape[3])) for x in seen[:2])
-        call = AttentionCall(seen.valid_lens, return_weights=seen.steps is not None)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out = self._attended(call, q, k, v, seen.keep_mask)
-        self.__dict__["_last"] = in_steps(self.__dict__["_last"], seen.steps, seen.n_steps)
+        if has_own_function():
+            mask = visible_keys(q, k, seen.valid_lens, seen.keep_mask)
+            shared = {} if self._kv_heads() == self.num_heads else {"enable_gqa": True}
+            out = self._by_own_function(q, k, v, {"attn_mask": mask, **shared})
+        else:
+            call = AttentionCall(seen.valid_lens, return_weights=seen.steps is not None)
+            out = self._attended(call, q, k, v, seen.keep_mask)
+            self.__dict__["_last"] = in_steps(self.__dict__["_last"], seen.steps, seen.n_steps)
         joined: Tensor = self._modules["W_o"](out.transpose(1, 2).flatten(2))
         return joined
 
@@ -364,6 +375,11 @@ CausalAttention._layout = Layout.of(
 )  # among the Parameters of keys: so a cache knows it
 
 OF_MODELS = GQAAttention, CausalAttention  # in those of the third generation
+
+
+def has_own_function() -> bool:
+    """Whether a program has put its own function in the place of torch's, which the book's lines call: then ours do."""
+    return fused_attention is not None and F.scaled_dot_product_attention is not fused_attention
 
 
 # --- Rotary positions, as the book computes them ----------------------------------------------------------

@@ -104,3 +104,30 @@ def test_a_cache_refuses_a_rotation_of_ones_own():
     layer._rope = lambda x: x
     with torch.no_grad(), pytest.raises(ValueError, match="own _rope"):
         layer(x, cache=layer.new_cache(1, 4))
+
+
+def outputs_in_steps(layer, x, steps, counts):
+    """Of the steps that count, of a call with a cache after another."""
+    cache, parts = layer.eval().new_cache(len(x), x.shape[1]), x.split(steps, 1)
+    with torch.no_grad():
+        for part in parts:
+            lens = None if counts is None else torch.tensor(counts).clamp(max=part.shape[1])
+            out = layer(*(part,) * (1 if hasattr(layer, "W_qkv") else 3), cache=cache, valid_lens=lens)
+            yield from out if lens is None else (one[:n] for one, n in zip(out, lens))
+
+
+@pytest.mark.parametrize("steps", [[5], [1, 3, 1], [2, 1, 1, 1]])
+@pytest.mark.parametrize("counts", [None, [2, 1]])
+def test_a_function_of_ones_own_is_called_with_a_cache_too(steps, counts, monkeypatch):
+    """It is told what each step sees: torch's own function then gives what the core gives without it."""
+    needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
+    attention, called = nn.functional.scaled_dot_product_attention, []
+    for layer in (*grouped(True), mt.GQAAttention(8, 4, 2, rope=True)):
+        expected = torch.cat([*outputs_in_steps(layer, numbers(2, 5, 8), steps, counts)])
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                nn.functional, attention.__name__, lambda *a, **named: called.append(a) or attention(*a, **named)
+            )
+            found = torch.cat([*outputs_in_steps(layer, numbers(2, 5, 8), steps, counts)])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)  # float64
+    assert len(called) == 3 * len(steps)
