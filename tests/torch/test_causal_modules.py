@@ -1,6 +1,7 @@
 """causal= in a module's call, in all ways of computing it: the core, an operator, torch's operations; gradients too."""
 
 import copy
+import inspect
 import pickle
 
 import numpy as np
@@ -185,3 +186,12 @@ def test_weights_outlive_the_call_and_its_copies():
     expected = layer.attention_weights.detach()
     for one in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         torch.testing.assert_close(one.attention_weights, expected, rtol=0, atol=0)
+
+
+def test_what_exporters_read_of_a_call_has_the_arguments_that_are_ignored():
+    """torch.export binds what it is given, X three times in the book's blocks, to the signature."""
+    layer, x = mt.CausalAttention(8, 2), torch.ones(1, 3, 8)
+    bound = inspect.signature(layer.forward).bind(x, x, x, None, causal=True)
+    assert bound.arguments["others"] == (x, x, None)
+    with pytest.raises(TypeError):
+        inspect.signature(layer.forward).bind(x, mask=None)
