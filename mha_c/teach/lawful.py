@@ -155,7 +155,8 @@ def found(student: Student, way: Way, asked: Round) -> list[Law]:
     for id, says, kinds, law in _LAWS:
         if "heads" in way.layout and id in ("items_apart", "query_alone"):
             continue
-        if student.values_are_keys and id in ("rows_sum_to_1", "keys_permuted"):  # it may give weights
+        # It may give weights; and where keys are the values, values alone cannot be changed.
+        if student.values_are_keys and id in ("rows_sum_to_1", "keys_permuted", "values_alike"):
             continue
         if student.kind in kinds and (id in ("items_apart", "prefix") or not student.attends_to_itself):
             tried = [_tried(law, run, inputs) for inputs in probes_for(student, asked, way.layout)]

@@ -152,3 +152,23 @@ def test_where_dropout_acts(where, id):
         answer = teach.check(mine)
         assert answer.mistakes == ([id] if id else []), answer
         assert torch.equal(torch.rand(3), expected)
+
+
+def test_laws_change_no_values_that_are_the_keys():
+    torch = needs.module("torch")
+
+    class CrossAttention(torch.nn.Module):
+        def __init__(self, dim, num_heads):
+            super().__init__()
+            self.num_heads = num_heads
+            self.to_q, self.to_k, self.to_v, self.to_out = (torch.nn.Linear(dim, dim) for _ in range(4))
+
+        def forward(self, x, context, context_mask=None):
+            pairs = (self.to_q, x), (self.to_k, context), (self.to_v, context)
+            q, k, v = (f(y).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f, y in pairs)
+            scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+            if context_mask is not None:
+                scores = scores.masked_fill(~context_mask[:, None, None], -1e9)
+            return self.to_out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    assert teach.check(CrossAttention, "multi_head").ok and teach.laws(CrossAttention, "multi_head").ok
