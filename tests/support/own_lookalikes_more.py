@@ -66,6 +66,14 @@ class DropoutBeforeTheOutput(Heads):
         self.W_o, self.dropout = nn.Sequential(nn.Dropout(0.1), nn.Linear(dim, dim)), nn.Identity()
 
 
+@differs("result 2 of its call is neither its output nor its weights")
+class ScoresBesideTheOutput(OneInput):
+    def forward(self, x):
+        q, k, v = self.project(x, x, x)
+        scores = self.scores(q, k)
+        return self.output(self.dropout(scores.softmax(-1)) @ v), scores.detach()
+
+
 def interacting(mask, padding, scores):
     """Two masks that are right one by one."""
     both = mask is not None and padding is not None

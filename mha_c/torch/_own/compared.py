@@ -130,6 +130,7 @@ class Compared:
         self.table: Optional[Table] = None  # of angles, which its calls are given
         self.width = 4  # of queries, keys and values that are not projected
         self.one = ""  # the axis, of AXES, that has a length of 1
+        self.other_result = 0  # which of its results is no attention's, where another one is: from 1
         self.runs = False  # whether a call of it has given anything
 
     # ---- calls -----------------------------------------------------------------------------------------

@@ -64,7 +64,8 @@ def _based(compared: Compared) -> Plan:
             most = found.most_keys if found.rotary is None else most_positions(compared.own, width)
             compared.most_keys = min(found.most_keys, most)
             return found._replace(most_keys=compared.most_keys)
-    raise Unlike("")
+    other = compared.other_result
+    raise Unlike(f"result {other} of its call is neither its output nor its weights" if other else "")
 
 
 def _widths(module: nn.Module) -> list[int]:
@@ -146,6 +147,8 @@ def _hit(compared: Compared, plan: Plan, ways: Any, ranks: Any, layouts: Any, sq
             form = forms.form_of(result, found.out, found.weights, key[0])
             if forms.is_known(form):
                 return new._replace(flags={**plan.flags, key: form}, needs=plan.needs.union(filled))
+            if forms.is_several(form) and "out" in forms.names(form):
+                compared.other_result = 1 + forms.names(form).index("?")
     return None
 
 
