@@ -308,8 +308,9 @@ def test_a_mask_by_another_name_is_told_what_to_write(side, kind, name):
         layer(ones((2, 3, 4)), ones((2, 5, 4)), ones((2, 5, 4)), **{name: ones((3, 5))})
     function = "additive_attention" if kind == "AdditiveAttention" else "dot_product_attention"
     text = str(caught.value)
-    assert f"valid_lens={lens};" in text
-    assert f" call {side[0].__name__}.functional.{function}(..., keep_mask={keep})," in text
+    items, rows = ("", "") if padding else (" of a mask (B, K) or (B, Q, K)", ", which is (Q, K) or (B, Q, K)")
+    assert f"valid_lens={lens}{items};" in text
+    assert f" call {side[0].__name__}.functional.{function}(..., keep_mask={keep}){rows}," in text
     told = f"If True hides, as in torch.nn.MultiheadAttention, it is ~{name}" in text
     assert told == (name in ("mask", "attn_mask"))
 
