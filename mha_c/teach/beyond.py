@@ -25,7 +25,7 @@ def beyond(run: Run, form: str) -> list[tuple[str, str]]:
     """Ids and words of what a right run has beside the book's function."""
     found = extra(run, form)
     if run.student.kind not in _WITHOUT_KEYS:
-        found += _of_many_keys(run, form) + _of_large_scores(run, form)
+        found += _of_many_keys(run, form)
     return found
 
 
@@ -146,14 +146,16 @@ def _of_many_keys(run: Run, form: str) -> list[tuple[str, str]]:
     return []
 
 
-def _of_large_scores(run: Run, form: str) -> list[tuple[str, str]]:
-    """Whether scores that are too large for exp still give numbers."""
+def of_large_scores(run: Run, form: str) -> list[str]:
+    """A note where scores that are too large for exp give no numbers: right in the book's sense, and worth a word."""
+    if run.student.kind in _WITHOUT_KEYS:
+        return []
     for inputs in map(_with_large_scores, reversed(run.probes)):
         outcome, right = run.student(inputs, run.way, run.asked), output(function(form), inputs)
         if right is not None and np.isfinite(right).all():
             overflows = isinstance(outcome.error, OverflowError)
             overflows |= outcome.output is not None and not np.isfinite(outcome.output).all()
-            return [("overflow", say("overflow", type=run.way.dtype))] if overflows else []
+            return [say("note_overflow", type=run.way.dtype)] if overflows else []
     return []
 
 

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from .._arguments.calls import refuses_at_the_call
 from . import masks
 from .answers import Answer
-from .beyond import beyond, extra
+from .beyond import beyond, extra, of_large_scores
 from .biases import biases, made_with
 from .choices import choices
 from .choices import left as left_of_constructor
@@ -160,7 +160,7 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
     for _, made in made_with(student, True):
         left += extra(run_of(made, first[0].asked, first[0].way), first[1])
     apart, more = together(found)
-    return right(found, [*apart, *left, *beyond(*first)], [*notes, *more])
+    return right(found, [*apart, *left, *beyond(*first)], [*notes, *more, *of_large_scores(*first)])
 
 
 def _errors(tried: list[Run]) -> float:

@@ -40,8 +40,6 @@ SENTENCES = {
     "dropout_on_scores": "Dropout acts on the scores, before softmax: a score of 0 is no weight of 0.  It belongs on "
     "the attention weights.",
     "dropout_elsewhere": "Dropout does not act on the attention weights, where the book has it.",
-    "overflow": "With scores of some thousands exp overflows in {type}, and the result is no number.  Subtract the "
-    "maximum of each row before exp: softmax stays the same.",
     "many_keys": "With {count} keys the numbers are others.  Does something, as a window or a table, end before?",
     "changes_inputs": "It writes into {name}: the caller's array holds other numbers afterwards.",
     "together": "{one} and {two} each hide the right keys alone, but not in one call{why}.  A key that one of them "
@@ -86,6 +84,8 @@ SENTENCES = {
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
     "note_only_heads": "it takes no weights, so it was compared with heads of the inputs themselves, without "
     "projections.",
+    "note_overflow": "with scores of some thousands exp overflows in {type}, and the result is no number.  Subtract "
+    "the maximum of each row before exp: softmax stays the same.",
     "note_taken_for": "it was taken for {kind}, because {why}; check(mine, kind), or --kind, compares with another.",
     "note_chosen": "this is so with {choice}; without it, its numbers are right.",
     "note_together": "it refuses {one} and {two} in one call, so each was tried alone.",

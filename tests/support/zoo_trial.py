@@ -14,7 +14,7 @@ FUNCTIONS, style = registry()
 
 def soft(ask, scores):
     """Softmax over the last axis, or what goes wrong in one."""
-    e = np.exp(scores if ask("overflow") else scores - scores.max(-1, keepdims=True))
+    e = np.exp(scores - scores.max(-1, keepdims=True))
     if ask("no_softmax"):
         return e
     axis = -1
@@ -25,9 +25,7 @@ def soft(ask, scores):
 SUMS = [f"softmax_axis_{axis}" for axis in ("all", "queries", "heads", "batch")]
 
 
-@style(
-    "dot_product", "overflow no_softmax softmax_axis_all softmax_axis_queries lens_of_first scale_values mask_inverted"
-)
+@style("dot_product", "no_softmax softmax_axis_all softmax_axis_queries lens_of_first scale_values mask_inverted")
 def lengths_of_an_item_or_of_each_query(ask):
     def attention(queries, keys, values, valid_lens=None):
         size = values.shape[-1] if ask("scale_values") else queries.shape[-1]
@@ -42,7 +40,7 @@ def lengths_of_an_item_or_of_each_query(ask):
     return attention
 
 
-@style("dot_product", "overflow softmax_axis_heads softmax_axis_queries scale_num_hiddens mask_transposed")
+@style("dot_product", "softmax_axis_heads softmax_axis_queries scale_num_hiddens mask_transposed")
 def heads_side_by_side(ask):
     def attention_of_heads(q, k, v, mask=None):
         h, d = q.shape[1], q.shape[3]
@@ -55,7 +53,7 @@ def heads_side_by_side(ask):
     return attention_of_heads
 
 
-@style("causal", "overflow no_softmax softmax_axis_queries causal_corner mask_off_by_one")
+@style("causal", "no_softmax softmax_axis_queries causal_corner mask_off_by_one")
 def numpys_triangle(ask):
     def causal_attention(q, k, v):
         n = q.shape[1]
@@ -66,7 +64,7 @@ def numpys_triangle(ask):
     return causal_attention
 
 
-@style("window", "overflow mask_off_by_one causal_corner sees_future window_off_by_one")
+@style("window", "mask_off_by_one causal_corner sees_future window_off_by_one")
 def distances(ask):
     def sliding_window(q, k, v, w):
         far = np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])
@@ -79,7 +77,7 @@ def distances(ask):
     return sliding_window
 
 
-@style("grouped", "overflow softmax_axis_heads first_group swapped_keys_values groups_tiled")
+@style("grouped", "softmax_axis_heads first_group swapped_keys_values groups_tiled")
 def repeated_heads(ask):
     def grouped_query_attention(q, k, v):
         share = q.shape[1] // k.shape[1]
@@ -91,7 +89,7 @@ def repeated_heads(ask):
     return grouped_query_attention
 
 
-@style("causal_multi_head", "overflow scale_num_hiddens swapped_projections no_output_projection")
+@style("causal_multi_head", "scale_num_hiddens swapped_projections no_output_projection")
 def one_matrix_for_three(ask):
     def causal_self_attention(x, w_qkv, w_out, n_head):
         batch, steps, width = x.shape
@@ -215,7 +213,7 @@ else:
 
         return MultiHeadAttention
 
-    @style("causal_multi_head", "bias_lost bias_always bias_wrong softmax_axis overflow mask_off_by_one")
+    @style("causal_multi_head", "bias_lost bias_always bias_wrong softmax_axis mask_off_by_one")
     def biases_by_a_flag(ask):
         class CausalSelfAttention(nn.Module):
             def __init__(self, d_in, d_out, context_length, num_heads, qkv_bias=False):
@@ -234,8 +232,7 @@ else:
                 s = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
                 shown = hidden_future(x.shape[1])
                 s = s.masked_fill(shown.roll(1, -1).triu(2) if ask("mask_off_by_one") else shown, -torch.inf)
-                weights = s.exp() / s.exp().sum(-1, keepdim=True) if ask("overflow") else None
-                weights = s.softmax(-2 if ask("softmax_axis") else -1) if weights is None else weights
+                weights = s.softmax(-2 if ask("softmax_axis") else -1)
                 return self.out_proj((weights @ v).transpose(1, 2).flatten(2))
 
         return CausalSelfAttention
