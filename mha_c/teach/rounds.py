@@ -293,6 +293,8 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
     if len(alike) > 1:  # one item, of which first probes are, may stand for a batch that is missing
         several = [_takes_several(run) for run in alike]
         alike = [run for run, takes in zip(alike, several) if takes == max(several)]
+    if min(bad) == 0 and any(run.way.layout == "batch" for run in alike):  # a single query shows less than several
+        alike = [run for run in alike if run.way.layout != "single_query"]
     return next(filter(_is_near, alike), alike[0])
 
 
