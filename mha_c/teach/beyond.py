@@ -117,18 +117,19 @@ def _is_a_bias(run: Run, form: str, held: _Held) -> bool:
         if not name:
             with_bias = output(function(form), inputs) + new
         elif name in inputs:
-            more = {name: _with_ones(inputs[name]), weight: np.concatenate([inputs[weight], new[None]])}
+            more = {name: with_ones(inputs[name]), weight: np.concatenate([inputs[weight], new[None]])}
             with_bias = output(function(form), {**inputs, **more})
         else:
             zeros = {each: 0 * new if each != weight else new for each in ("W_q", "W_k", "W_v")}
             more = {each: np.concatenate([inputs[each], row[None]]) for each, row in zeros.items()}
-            with_bias = output(function(form), {**inputs, **more, "X": _with_ones(inputs["X"])})
+            with_bias = output(function(form), {**inputs, **more, "X": with_ones(inputs["X"])})
         if with_bias is not None and _same(run, form, [held], with_bias):
             return True
     return False
 
 
-def _with_ones(x: Any) -> Any:
+def with_ones(x: Any) -> Any:
+    """The rows with one more feature, which is 1: a bias is one more row of a weight."""
     return np.concatenate([x, np.ones((*x.shape[:-1], 1))], axis=-1)
 
 

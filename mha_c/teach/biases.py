@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .beyond import with_ones
 from .making import asks_for, constructor_parameters, takes_config
 from .mistakes import function
 from .probes import Inputs
@@ -101,7 +102,7 @@ def _is_right(run: Run, form: str, names: Sequence[str], added: Any = None) -> b
 
 def _with_biases(inputs: Inputs, form: str, given: dict[str, Any]) -> Any:
     """What the book gives: a bias is one more row of its weight, for one more feature, which is 1."""
-    more: Inputs = {name: _with_ones(inputs[name]) for name in (*_INPUT.values(), "X") if name in inputs}
+    more: Inputs = {name: with_ones(inputs[name]) for name in (*_INPUT.values(), "X") if name in inputs}
     for name in _INPUT:
         wide = inputs[name].shape[1]
         bias = given.get(name, np.zeros(wide))
@@ -111,7 +112,3 @@ def _with_biases(inputs: Inputs, form: str, given: dict[str, Any]) -> Any:
         more[name] = np.concatenate([inputs[name], bias[None]])
     made = output(function(form), {**inputs, **more})
     return None if made is None else made + given.get("W_o", 0)
-
-
-def _with_ones(x: Any) -> Any:
-    return np.concatenate([x, np.ones((*x.shape[:-1], 1))], axis=-1)
