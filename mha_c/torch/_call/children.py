@@ -94,7 +94,7 @@ def attention_slots(slots: Any) -> Any:
 
 def standard_parts(module: Any, attention_alone: bool = False) -> Optional[Parts]:
     """The parts of a layer, or of its attention; None where one call cannot replace the calls of all children."""
-    if is_compiling():
+    if is_compiling() or exporting():
         return parts_in_python(module, attention_alone)
     layout = module._layout
     found = layer_parts(module, layout.of_attention if attention_alone else layout.of_any_tensors)
@@ -102,7 +102,8 @@ def standard_parts(module: Any, attention_alone: bool = False) -> Optional[Parts
 
 
 def parts_in_python(module: Any, attention_alone: bool = False) -> Optional[Parts]:
-    """`layer_parts` for compilers, which must see each check in Python code; without packed weights."""
+    """`layer_parts` for compilers, which must see each check in Python code, and for exporters, which wrap each module's
+    `__call__`; without packed weights."""
     inner = plain_attention(module)
     parameters = None if inner is None else plain_parameters(module, attention_alone)
     return None if parameters is None else Parts(parameters, inner.__dict__, inner._modules.get("dropout"), None)
