@@ -81,7 +81,7 @@ fi
 
 step build 150 "$out/tests.txt" "$python" setup.py -q build_ext --inplace
 step tests 240 "$out/tests.txt" "$python" -m pytest -q -p no:cacheprovider -rfEs "${chosen[@]}" \
-    tests/torch/test_devices.py tests/d2l/test_d2l_devices.py
+    tests/torch/test_devices.py tests/torch/test_devices_while_decoding.py tests/d2l/test_d2l_devices.py
 if [ "$there" -eq 0 ]; then
     step times 120 "$out/devices.txt" "$python" benchmarks/devices.py
 else

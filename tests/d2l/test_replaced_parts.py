@@ -1,4 +1,4 @@
-"""A part that a reader replaces, hooks, wraps, quantizes or brings just in time: called as d2l's own class calls it.
+"""A part that a reader replaces, hooks or wraps: called as d2l's own class calls it.
 
 Every test runs its lines on d2l's own classes and under patch(): outputs, gradients and weights are equal, and whoever
 watches sees the same numbers, as often and in the same order.
@@ -11,13 +11,10 @@ from torch import nn
 import mha_c.d2l
 import needs
 import third_generation
-from mha_c import torch as mt
-from notebook import additive, equal_under_patch, multi_head, numbers, same_under_patch
-from quantized import Int8Linear, Packed4bit
+from notebook import equal_under_patch, multi_head, numbers, same_under_patch
+from whole_layers import LENS, called, inputs, layers
 
 pytestmark = pytest.mark.usefixtures("float64")  # so that rounding is far below what is looked for
-LENS = {"items": torch.tensor([3, 2]), "queries": torch.tensor([[1, 2, 3, 5], [2, 4, 1, 1]]), "none": None}
-HIDDEN = 7.0  # in rows of keys and values that no query sees
 
 
 @pytest.fixture(params=[*needs.real_d2l.VERSIONS, "third"])
@@ -26,31 +23,6 @@ def d2l(request):
     module = third_generation if request.param == "third" else needs.d2l(request.param)
     yield module
     mha_c.d2l.unpatch()
-
-
-def inputs():
-    """queries, keys, values of two items with five keys, of which two or three are never seen: these are large."""
-    queries, keys, values = numbers(2, 4, 8), numbers(3, 5, 8)[:2] + 0.1, numbers(2, 5, 8) - 0.2
-    for x in keys, values:
-        x[0, 3:], x[1, 2:] = HIDDEN, -HIDDEN
-    return [x.clone().requires_grad_() for x in (queries, keys, values)]
-
-
-def layers(d2l):
-    found = {"multi-head": multi_head(d2l), "dot": d2l.DotProductAttention(0.0)}
-    if hasattr(d2l, "AdditiveAttention"):
-        found["additive"] = additive(d2l)
-    return found
-
-
-def called(layer, lens, *given):
-    """Output, gradients of inputs and of parameters, attention weights of one call with these lengths."""
-    given = given or inputs()
-    out = layer(*given, lens)
-    inner = getattr(layer, "attention", layer)
-    learned = [x for x in (*given, *layer.parameters()) if x.requires_grad and x.is_floating_point()]
-    grads = torch.autograd.grad(out.square().sum(), learned, allow_unused=True)
-    return [out, *(x for x in grads if x is not None), inner.attention_weights]
 
 
 # --- What hooks see ---------------------------------------------------------------------------------------------------
@@ -278,77 +250,6 @@ def test_heads_of_ones_own_are_split_in_the_books_order(hooked):
         return [*called(layer, LENS["items"]), torch.tensor(order)]
 
     equal_under_patch(needs.d2l("1.0.3"), notebook)
-
-
-# --- Weights that are not what they seem ------------------------------------------------------------------------------
-
-
-def replaced(layer, make, *names):
-    for name in names or ("W_q", "W_k", "W_v", "W_o", "w_v"):
-        if hasattr(layer, name):
-            setattr(layer, name, make(getattr(layer, name)))
-
-
-@pytest.mark.parametrize("kind", [Int8Linear, Packed4bit])
-@pytest.mark.parametrize("names", [(), ("W_k",), ("W_v", "W_o")])
-@same_under_patch
-def test_quantized_children(d2l, kind, names):
-    found = []
-    for layer in layers(d2l).values():
-        layer(*inputs(), None)
-        replaced(layer, kind, *names)
-        for lens in LENS.values():
-            found += called(layer, lens)
-    return found
-
-
-@pytest.mark.parametrize("away", ["meta", "float8", "int8"])
-@same_under_patch
-def test_weights_that_hooks_bring_for_the_call(d2l, away):
-    """accelerate's offload keeps weights on meta, layer-wise casting in another type, until a child is called."""
-    if away == "float8":
-        needs.of_torch("torch.float8_e4m3fn")
-    found = []
-    for layer in layers(d2l).values():
-        layer(*inputs(), None)
-        layer.requires_grad_(False)
-        for child in [one for one in layer.modules() if type(one) is nn.Linear]:
-            whole = child.weight
-            if away == "meta":
-                there = nn.Parameter(whole.to("meta"), requires_grad=False)
-            else:
-                kind = torch.int8 if away == "int8" else torch.float8_e4m3fn
-                there = nn.Parameter(whole.float().to(kind), requires_grad=False)
-            child.weight = there
-            child.register_forward_pre_hook(lambda module, args, whole=whole: setattr(module, "weight", whole))
-            child.register_forward_hook(lambda module, args, out, there=there: setattr(module, "weight", there))
-        for lens in LENS.values():
-            found += called(layer, lens)
-    return found
-
-
-def test_convert_leaves_a_layer_that_is_quantized_already_as_a_whole(d2l):
-    torch.set_default_dtype(torch.float32)  # the fixture puts it back
-    model = nn.Sequential(multi_head(d2l), multi_head(d2l), d2l.DotProductAttention(0.0))
-    for layer in model[:2]:
-        layer(*[x.float() for x in inputs()], None)
-    replaced(model[0], Int8Linear)
-    before = dict(vars(model[0].attention))
-    with pytest.warns(UserWarning, match=r"left as they were: 0 \(.*MultiHeadAttention\) .*before you quantize"):
-        mt.convert(model)
-    assert [type(x).__module__.startswith("mha_c") for x in model] == [False, True, True]
-    assert type(model[0].attention) is d2l.DotProductAttention and vars(model[0].attention) == before
-    model[0](*[x.float() for x in inputs()], LENS["items"])
-
-
-@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16])
-def test_convert_whatever_the_default_type(d2l, default):
-    """Classes are compared in float32; only weights and inputs that a program makes have its default type."""
-    torch.set_default_dtype(default)  # the fixture puts it back
-    model = nn.Sequential(multi_head(d2l), d2l.DotProductAttention(0.0), nn.MultiheadAttention(8, 2, batch_first=True))
-    model[0](*[x.to(default) for x in inputs()], None)
-    mt.convert(model)
-    assert all(type(x).__module__.startswith("mha_c") for x in model)
 
 
 # --- A first call -----------------------------------------------------------------------------------------------------

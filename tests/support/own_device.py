@@ -58,6 +58,22 @@ def load():
     return torch.device("own", 0)
 
 
+def devices():
+    """The device; and a real one, where there is one."""
+    return [load(), *(torch.device("cuda", i) for i in range(min(1, torch.cuda.device_count())))]
+
+
+# Sums of some tens of terms around 1, thrice behind one another, in another order.
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-11}
+
+
+def close(found, wanted, dtype=torch.float32):
+    """The same numbers, wherever they are."""
+    for a, b in zip(found, wanted, strict=True):
+        a, b = a.detach().cpu(), b.detach().cpu()
+        torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCES[dtype] * max(1.0, float(b.abs().max())))
+
+
 def module():
     """What torch asks a device's module, `torch.own`: the generator is the CPU's."""
     found = types.ModuleType("torch.own")

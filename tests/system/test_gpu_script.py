@@ -56,7 +56,8 @@ def test_all_of_it(gpu):
     assert devices.splitlines() == ["GPU Of A Test; torch 9", "M7 eval 1 2"]
     _, build, suite, times = calls.splitlines()
     assert build == "setup.py -q build_ext --inplace" and times == "benchmarks/devices.py"
-    assert " -k cuda tests/torch/test_devices.py tests/d2l/test_d2l_devices.py" in suite
+    files = "torch/test_devices.py", "torch/test_devices_while_decoding.py", "d2l/test_d2l_devices.py"
+    assert " ".join([" -k cuda", *(f"tests/{file}" for file in files)]) in suite
     assert all((ROOT / word).exists() for word in [*suite.split(), times] if word.endswith(".py"))
 
 

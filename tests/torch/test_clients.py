@@ -1,7 +1,7 @@
 """Libraries that quantize, offload, adapt, draw and explain models, beside d2l's own classes: `make clients`.
 
-The usual tests have a stand-in of each mechanism (tests/d2l/test_replaced_parts.py, test_saved_tensors.py); these run
-where the library itself is installed.
+The usual tests have a stand-in of each mechanism (tests/d2l/test_weights_in_other_forms.py, test_saved_tensors.py);
+these run where the library itself is installed.
 """
 
 import copy

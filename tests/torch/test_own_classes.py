@@ -6,7 +6,6 @@ import pickle
 import re
 import time
 import warnings
-from collections.abc import Iterable
 
 import pytest
 import torch
@@ -15,28 +14,9 @@ from torch import nn
 import mha_c
 import mha_c.torch as mt
 import own_attention
-import own_attention_calls
-import own_attention_more  # noqa: F401
-import own_attention_public  # noqa: F401
-import own_lookalikes_more
 import own_self_attention
-from own_attention import ZOO
+from converted import TOLERANCE, ZOO, drawn, split, tensors
 from own_lookalikes import LOOKALIKES
-
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # float32 in another order of operations
-
-
-def split(call):
-    """(positional inputs, keywords) of a call, with tensors of their own."""
-    named = call[-1] if isinstance(call[-1], dict) else {}
-    return call[: len(call) - bool(named)], named
-
-
-def tensors(value):
-    if isinstance(value, torch.Tensor):
-        return [value]
-    value = value.values() if isinstance(value, dict) else value
-    return [x for item in value for x in tensors(item)] if isinstance(value, Iterable) else []
 
 
 def weights_kept(module):
@@ -49,21 +29,6 @@ def weights_kept(module):
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
                 found[f"{path}.{name}"] = value
     return found
-
-
-def drawn(name):
-    """(a converted module, the same as it was), with sizes set."""
-    make, calls = ZOO[name]
-    torch.manual_seed(0)
-    module = make()
-    args, named = split(calls[0])
-    with torch.no_grad():
-        module(*args, **named)
-    twin = copy.deepcopy(module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert mt.convert(module) is module
-    return module, twin
 
 
 @pytest.fixture(params=ZOO)
@@ -147,34 +112,6 @@ def test_it_stays_the_readers(pair):
     torch.testing.assert_close(tensors(module(*args, **named)), expected, **TOLERANCE)
 
 
-def test_parts_that_are_replaced_run(pair):
-    """A hook, another child, another method or function, another number: the module's own lines run again."""
-    module, twin, calls = pair
-    args, named = split(calls[0])
-    linears = [(path, part) for path, part in module.named_modules() if type(part) is nn.Linear]
-    seen = []
-    if linears:
-        handle = linears[0][1].register_forward_hook(lambda *_: seen.append(1))
-        assert mha_c.explain(module, *args, **named).as_dict()["way"] == "general"
-        module(*args, **named)
-        assert seen
-        handle.remove()
-        assert mha_c.explain(module, *args, **named).as_dict()["way"] == "core"
-
-    class Doubled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    for path, part in linears[:1]:
-        for one in (module, twin):
-            owner, _, name = path.rpartition(".")
-            new = Doubled(part.in_features, part.out_features, part.bias is not None)
-            new.load_state_dict(part.state_dict())
-            one.get_submodule(owner)._modules[name] = new
-        results = [tensors(one.eval()(*args, **named)) for one in (module, twin)]
-        torch.testing.assert_close(*results, **TOLERANCE)
-
-
 def test_probing_has_no_side_effect():
     for name in ("MultiHeadAttention", "CausalSelfAttention", "MultiHeadedAttention"):
         make, _ = ZOO[name]
@@ -220,71 +157,6 @@ def test_weights_after_dropout_are_those_that_were_used():
     assert (module.attn == 0).any()
 
 
-def test_an_odd_call_takes_its_own_lines():
-    module, twin = drawn("MultiHeadAttention")
-    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
-    for args, named in (([q, k], {"values": v, "valid_lens": lens}), ([q.double(), k.double(), v.double(), lens], {})):
-        if args[0].dtype is torch.float64:
-            module, twin = module.double(), twin.double()
-        torch.testing.assert_close(module(*args, **named), twin(*args, **named), **TOLERANCE)
-    with pytest.raises(TypeError, match="forward"):  # its own words
-        module(q)
-    assert mha_c.explain(module, q, k, v, lens.bool()).as_dict()["way"] == "general"
-    with pytest.raises(RuntimeError):
-        module(q[..., :3].double(), k.double(), v.double(), lens)
-
-
-class TwoLengths(own_attention.MHA):
-    """Those of the source hide keys, those of the keys hide more."""
-
-    def forward(self, queries, keys, values, src_lens=None, key_lens=None):
-        lens = [x for x in (src_lens, key_lens) if x is not None]
-        return super().forward(queries, keys, values, torch.stack(lens).amin(0) if lens else None)
-
-
-def test_one_of_two_lengths_is_told_and_with_the_other_its_own_lines_run():
-    module = TwoLengths()
-    x, some, more = torch.randn(2, 5, 8), torch.tensor([2, 5]), torch.tensor([4, 1])
-    calls = [(x, x, x, *lens) for lens in ((None, None), (some, None), (None, more), (some, more), (more, some))]
-    expected = [module(*call) for call in calls]
-    mt.convert(module)
-    for call, out in zip(calls, expected):
-        torch.testing.assert_close(module(*call), out, **TOLERANCE)
-    assert [mha_c.explain(module, *call).as_dict()["way"] for call in calls[:3]] == ["core", "core", "general"]
-
-
-def test_tables_of_positions_that_end_or_change():
-    """More rows than its own table has: its own lines refuse them.  Another table: its own lines use it."""
-    module, twin = drawn("RotatedAsComplexNumbers")
-    with pytest.raises(RuntimeError):
-        module(torch.randn(2, 13, 8))
-    x = torch.randn(2, 12, 8)
-    torch.testing.assert_close(module(x), twin(x), **TOLERANCE)
-    module.freqs_cis = twin.freqs_cis = twin.freqs_cis.flip(0)
-    torch.testing.assert_close(module(x), twin(x))
-
-
-def test_tables_that_are_given():
-    """Numbers of their own, too few rows, another type, halves that differ: the core or its own lines, and the same."""
-    module, twin = drawn("CosinesAreGiven")
-    x, mask = torch.randn(2, 5, 8), torch.ones(5, 5).triu(1).bool()
-    any_numbers = [torch.randn(7, 2).repeat(1, 2) for _ in "cs"]
-    assert mha_c.explain(module, x, mask, *any_numbers).as_dict()["way"] == "core"
-    of_doubles = [table.double() for table in any_numbers]
-    with_gradients = [table.clone().requires_grad_(True) for table in any_numbers]
-    for tables in (any_numbers, [torch.randn(7, 4) for _ in "cs"], of_doubles, with_gradients):
-        try:
-            expected = twin(x, mask, *tables)
-        except RuntimeError:  # doubles beside floats
-            with pytest.raises(RuntimeError):
-                module(x, mask, *tables)
-            continue
-        torch.testing.assert_close(module(x, mask, *tables), expected, **TOLERANCE)
-    assert all(grad is not None for grad in torch.autograd.grad(module(x, mask, *with_gradients).sum(), with_gradients))
-    with pytest.raises(RuntimeError):
-        module(x, mask, *[table[:3] for table in any_numbers])
-
-
 @pytest.mark.parametrize("name", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention", "RotatedAndShared"])
 def test_cost_says_which_layer_has_the_same_sizes(name):
     module, _ = drawn(name)
@@ -292,40 +164,6 @@ def test_cost_says_which_layer_has_the_same_sizes(name):
         mha_c.cost(module, 8)
     written = re.search(r"mha_c\.cost\((mha_c\.torch\..*), \.\.\.\)", str(told.value))[1]
     assert mha_c.cost(eval(written), 8, measure=False).flops > 0
-
-
-def test_a_subclass_runs_its_own_lines():
-    module, twin = drawn("NoLengths")
-    kind = type(module)
-
-    class Louder(kind):
-        def forward(self, query, key, value):
-            return 2 * super().forward(query, key, value)
-
-    x = torch.randn(2, 3, 4)
-    torch.testing.assert_close(Louder()(x, x, x), 2 * twin(x, x, x))
-
-
-def test_functions_that_are_redefined(monkeypatch):
-    """A cell of the notebook that is run again with another function."""
-    module, twin = drawn("MultiHeadAttention")
-    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
-    before = module(q, k, v, lens)
-    monkeypatch.setattr(own_attention, "masked_softmax", lambda X, lens: torch.ones_like(X))
-    torch.testing.assert_close(module(q, k, v, lens), twin(q, k, v, lens))
-    assert not torch.allclose(module(q, k, v, lens), before)
-
-
-def test_a_number_or_a_table_that_changes():
-    module, twin = drawn("VisionAttention")
-    x = torch.randn(2, 5, 8)
-    module.scale = twin.scale = 3.0
-    torch.testing.assert_close(module(x), twin(x))
-    module, twin = drawn("CausalHeads")
-    x = torch.randn(2, 5, 4)
-    for one in (module, twin):
-        one.mask.logical_not_().fill_diagonal_(False)
-    torch.testing.assert_close(module(x), twin(x))
 
 
 def test_a_class_and_a_decorator():
@@ -397,31 +235,6 @@ def test_lookalikes_are_left_and_named(name):
     assert "dot_product_attention(q, k, v, keep_mask=mask)" in message
 
 
-def test_calls_that_were_not_compared():
-    """Another temperature's features; two masks that mean something else together; causal without keys alone."""
-    heads = torch.randn(2, 4, 5, 8)
-    module, twin = drawn("Temperature")
-    assert mha_c.explain(module, heads, heads, heads).as_dict()["way"] == "general"
-    torch.testing.assert_close(module(heads, heads, heads), twin(heads, heads, heads))
-
-    class Both(own_attention_calls.Projected):
-        def forward(self, x, context=None, mask=None, padding_mask=None):
-            q, k, v = self.project(x, *[x if context is None else context] * 2)
-            scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-            scores = own_lookalikes_more.interacting(mask, padding_mask, scores)
-            if context is None:
-                scores = scores + torch.full((x.shape[1],) * 2, -torch.inf).triu(1)
-            return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-    twin, x, other, seen = Both(), torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.ones(1, 1, 5, 5).tril().bool()
-    module = mt.convert(copy.deepcopy(twin))
-    ways = {"core": ([x, other], [x, other, seen]), "general": ([x], [x, None, seen], [x, other, seen, seen])}
-    for way, calls in ways.items():
-        for call in calls:
-            assert mha_c.explain(module, *call).as_dict()["way"] == way
-            torch.testing.assert_close(module(*call), twin(*call), **TOLERANCE)
-
-
 def test_three_layers_that_end_in_one_number_are_no_attention():
     """Nobody calls them one: nothing is said of them."""
 
@@ -435,15 +248,6 @@ def test_three_layers_that_end_in_one_number_are_no_attention():
 
     with pytest.warns(UserWarning, match="nothing to replace"):
         mt.convert(Critic())
-
-
-def test_settings_that_change():
-    module, twin = drawn("FromSettings")
-    x = torch.randn(2, 5, 8)
-    for one in (module, twin):
-        one.settings = copy.copy(one.settings)
-        one.settings.n_head = 4
-    torch.testing.assert_close(module(x), twin(x))
 
 
 def test_check_and_convert_ask_the_same(monkeypatch):

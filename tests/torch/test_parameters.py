@@ -115,23 +115,60 @@ def test_every_numbers_turn_comes():
             assert not torch.equal(layer(x, x, x), before)
 
 
-def test_a_parameter_replaced():
-    needs.of_torch("torch.nn.Module.load_state_dict(assign)")
-    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval(), torch.randn(1, 3, 8)
-    layer(x, x, x)
-    for replace in (
-        lambda: setattr(layer.W_q, "weight", nn.Parameter(torch.randn(8, 8))),
-        lambda: setattr(layer, "W_q", nn.Linear(8, 8)),
-        lambda: layer.load_state_dict({k: torch.randn_like(v) for k, v in layer.state_dict().items()}, assign=True),
-        lambda: layer.load_state_dict({k: torch.randn_like(v) for k, v in layer.state_dict().items()}),
-        lambda: setattr(layer.W_o.weight, "data", torch.randn(8, 8).t()),
-        lambda: setattr(layer.W_o.weight, "data", torch.randn(8, 16)[:, ::2]),
-        lambda: layer.W_v.weight.detach().copy_(torch.randn(8, 8)),
-    ):
+def _linears(layer):
+    return [child for child in layer.children() if isinstance(child, nn.Linear)]
+
+
+def _averaged(layer):  # an exponential moving average as many write it: torch does not count these
+    for parameter in layer.parameters():
+        parameter.data.mul_(0.9).add_(0.1)
+
+
+@torch.no_grad()
+def _doubled(layer):
+    for parameter in layer.parameters():
+        parameter *= 2
+
+
+def _fewer_outputs(layer):
+    layer.W_o.weight.data, layer.W_o.bias.data = layer.W_o.weight.data[:4], layer.W_o.bias.data[:4]
+
+
+def _another_state(layer, **how):
+    layer.load_state_dict({name: torch.randn_like(x) for name, x in layer.state_dict().items()}, **how)
+
+
+CHANGES = {
+    "a step of an optimizer": lambda layer: torch.optim.Adam(layer.parameters(), lr=0.1).step(),
+    "an average": _averaged,
+    "all doubled": _doubled,
+    "drawn anew": lambda layer: [nn.init.xavier_uniform_(linear.weight) for linear in _linears(layer)],
+    "one number": lambda layer: layer.W_k.weight.data[0, 0].fill_(42),
+    "written through a view": lambda layer: layer.W_v.weight.detach().copy_(torch.randn(8, 8)),
+    "other data": lambda layer: setattr(layer.W_q.weight, "data", layer.W_q.weight.data * 2),
+    "transposed data": lambda layer: setattr(layer.W_o.weight, "data", layer.W_o.weight.data.t()),
+    "strided data": lambda layer: setattr(layer.W_o.weight, "data", torch.randn(8, 16)[:, ::2]),
+    "fewer outputs": _fewer_outputs,
+    "another parameter": lambda layer: setattr(layer.W_v, "weight", nn.Parameter(torch.randn(8, 8))),
+    "another module": lambda layer: setattr(layer, "W_v", nn.Linear(8, 8, bias=False)),
+    "another state": _another_state,
+    "another state in its place": lambda layer: _another_state(layer, assign=True),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_parameters_is_seen(change, grad):
+    if change == "another state in its place":
+        needs.of_torch("torch.nn.Module.load_state_dict(assign)")
+    layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0, True).train(grad), torch.randn(2, 3, 8)
+    layer(x, x, x).sum().backward()
+    with torch.set_grad_enabled(grad):
         before = layer(x, x, x)
-        replace()
-        found = layer(x, x, x)
-        assert not torch.equal(found, before) and torch.equal(found, copy.deepcopy(layer)(x, x, x))
+        CHANGES[change](layer)
+        after = layer(x, x, x)
+        expected = copy.deepcopy(layer)(x, x, x)
+    assert torch.equal(after, expected) and not torch.equal(after, before)
 
 
 # --- Threads -----------------------------------------------------------------------------------------------------

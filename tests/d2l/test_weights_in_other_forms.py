@@ -1,0 +1,91 @@
+"""Parts whose weights are quantized, packed, or brought by hooks for the call: called as d2l's own class calls them."""
+
+import pytest
+import torch
+from torch import nn
+
+import mha_c.d2l
+import needs
+import third_generation
+from mha_c import torch as mt
+from notebook import multi_head, same_under_patch
+from quantized import Int8Linear, Packed4bit
+from whole_layers import LENS, called, inputs, layers
+
+pytestmark = pytest.mark.usefixtures("float64")  # so that rounding is far below what is looked for
+
+
+@pytest.fixture(params=[*needs.real_d2l.VERSIONS, "third"])
+def d2l(request):
+    """The real packages of both generations, and the stand-in of the third."""
+    module = third_generation if request.param == "third" else needs.d2l(request.param)
+    yield module
+    mha_c.d2l.unpatch()
+
+
+def replaced(layer, make, *names):
+    for name in names or ("W_q", "W_k", "W_v", "W_o", "w_v"):
+        if hasattr(layer, name):
+            setattr(layer, name, make(getattr(layer, name)))
+
+
+@pytest.mark.parametrize("kind", [Int8Linear, Packed4bit])
+@pytest.mark.parametrize("names", [(), ("W_k",), ("W_v", "W_o")])
+@same_under_patch
+def test_quantized_children(d2l, kind, names):
+    found = []
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)
+        replaced(layer, kind, *names)
+        for lens in LENS.values():
+            found += called(layer, lens)
+    return found
+
+
+@pytest.mark.parametrize("away", ["meta", "float8", "int8"])
+@same_under_patch
+def test_weights_that_hooks_bring_for_the_call(d2l, away):
+    """accelerate's offload keeps weights on meta, layer-wise casting in another type, until a child is called."""
+    if away == "float8":
+        needs.of_torch("torch.float8_e4m3fn")
+    found = []
+    for layer in layers(d2l).values():
+        layer(*inputs(), None)
+        layer.requires_grad_(False)
+        for child in [one for one in layer.modules() if type(one) is nn.Linear]:
+            whole = child.weight
+            if away == "meta":
+                there = nn.Parameter(whole.to("meta"), requires_grad=False)
+            else:
+                kind = torch.int8 if away == "int8" else torch.float8_e4m3fn
+                there = nn.Parameter(whole.float().to(kind), requires_grad=False)
+            child.weight = there
+            child.register_forward_pre_hook(lambda module, args, whole=whole: setattr(module, "weight", whole))
+            child.register_forward_hook(lambda module, args, out, there=there: setattr(module, "weight", there))
+        for lens in LENS.values():
+            found += called(layer, lens)
+    return found
+
+
+def test_convert_leaves_a_layer_that_is_quantized_already_as_a_whole(d2l):
+    torch.set_default_dtype(torch.float32)  # the fixture puts it back
+    model = nn.Sequential(multi_head(d2l), multi_head(d2l), d2l.DotProductAttention(0.0))
+    for layer in model[:2]:
+        layer(*[x.float() for x in inputs()], None)
+    replaced(model[0], Int8Linear)
+    before = dict(vars(model[0].attention))
+    with pytest.warns(UserWarning, match=r"left as they were: 0 \(.*MultiHeadAttention\) .*before you quantize"):
+        mt.convert(model)
+    assert [type(x).__module__.startswith("mha_c") for x in model] == [False, True, True]
+    assert type(model[0].attention) is d2l.DotProductAttention and vars(model[0].attention) == before
+    model[0](*[x.float() for x in inputs()], LENS["items"])
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16])
+def test_convert_whatever_the_default_type(d2l, default):
+    """Classes are compared in float32; only weights and inputs that a program makes have its default type."""
+    torch.set_default_dtype(default)  # the fixture puts it back
+    model = nn.Sequential(multi_head(d2l), d2l.DotProductAttention(0.0), nn.MultiheadAttention(8, 2, batch_first=True))
+    model[0](*[x.to(default) for x in inputs()], None)
+    mt.convert(model)
+    assert all(type(x).__module__.startswith("mha_c") for x in model)

@@ -1,0 +1,44 @@
+"""The whole zoo of own_attention: modules that are converted, beside the same ones as they were."""
+
+import copy
+import warnings
+from collections.abc import Iterable
+
+import torch
+
+import mha_c.torch as mt
+import own_attention_calls  # noqa: F401
+import own_attention_more  # noqa: F401
+import own_attention_public  # noqa: F401
+import own_self_attention  # noqa: F401
+from own_attention import ZOO
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # float32 in another order of operations
+
+
+def split(call):
+    """(positional inputs, keywords) of a call, with tensors of their own."""
+    named = call[-1] if isinstance(call[-1], dict) else {}
+    return call[: len(call) - bool(named)], named
+
+
+def tensors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    value = value.values() if isinstance(value, dict) else value
+    return [x for item in value for x in tensors(item)] if isinstance(value, Iterable) else []
+
+
+def drawn(name):
+    """(a converted module, the same as it was), with sizes set."""
+    make, calls = ZOO[name]
+    torch.manual_seed(0)
+    module = make()
+    args, named = split(calls[0])
+    with torch.no_grad():
+        module(*args, **named)
+    twin = copy.deepcopy(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert mt.convert(module) is module
+    return module, twin
