@@ -10,8 +10,7 @@ import mha_c
 import needs
 import own_device
 from mha_c import torch as ours
-from mha_c.torch._call import attention, children, choice, core, formulas, general
-from mha_c.torch._decoder import decoding
+from seen_by_torch import profiled, way_taken
 from torch_modules import layers
 
 
@@ -26,10 +25,10 @@ def way_of(layer, *args, **options):
 
 
 @pytest.mark.parametrize("name", ["plain", "cache", "device", "hook", "fake", "mode"])
-def test_the_way_said_is_the_way_taken(name, monkeypatch):
+def test_the_way_said_is_the_way_taken(name):
     wanted = "core" if name in ("plain", "cache") else "general"
     for layer in layers().values():
-        x, options, reached, around = torch.randn(2, 4, 12), {}, [], contextlib.nullcontext()
+        x, options, around = torch.randn(2, 4, 12), {}, contextlib.nullcontext()
         if name == "device":
             own = own_device.load()
             layer, x = layer.to(own), x.to(own)
@@ -46,34 +45,10 @@ def test_the_way_said_is_the_way_taken(name, monkeypatch):
         elif name == "mode":
             needs.of_torch("torch.utils.flop_counter")  # which torch does not import by itself
             around = torch.utils.flop_counter.FlopCounterMode(display=False)
-        for owner, function, way in (
-            (core, "layer_forward", "core"),
-            (decoding, "layer_step", "core"),
-            (general, "by_the_book", "general"),
-            (general, "by_torch", "general"),
-        ):
-            before = getattr(owner, function)
-
-            def call(*args, way=way, before=before, reached=reached):
-                reached.append(way)
-                return before(*args)
-
-            monkeypatch.setattr(owner, function, call)
         with torch.no_grad(), around:
             assert way_of(layer, x, x, x, **options) == wanted
-            layer(x, x, x, **options)
-        monkeypatch.undo()
-        assert reached[0] == wanted and way_of(layer, x, x, x, **options) == ("core" if name == "mode" else wanted)
-
-
-def test_the_operator_is_said_inside_a_compiler(monkeypatch):
-    needs.operators()
-    for layer in layers().values():
-        x = torch.randn(2, 4, 12)
-        for module in (choice, core, attention):
-            monkeypatch.setattr(module, "is_compiling", lambda: True, raising=False)
-        assert choice.choose(children.standard_parts(layer), (x, x, x), None) == "operator"
-        monkeypatch.undo()
+            assert way_taken(lambda: layer(x, x, x, **options)) == wanted  # noqa: B023  called at once
+        assert way_of(layer, x, x, x, **options) == ("core" if name == "mode" else wanted)
 
 
 def test_cost_says_why_it_has_no_counts():
@@ -83,17 +58,18 @@ def test_cost_says_why_it_has_no_counts():
         mha_c.cost(layer, 4, measure=False)
 
 
-def test_torch_does_the_projections_where_one_has_a_hook(monkeypatch):
+def test_torch_does_the_projections_where_one_has_a_hook():
     """The switch of docs/compatibility.md: our attention stands between them, as in a whole call."""
-    layer, x = layers()["multi-head"], torch.randn(2, 4, 12)
-    found, seen = [], []
-    before = core.layer_forward
-    monkeypatch.setattr(core, "layer_forward", lambda *args: seen.append("layer_forward") or before(*args))
-    switch = layer.W_q.register_forward_hook(lambda *_: None)
-    found.append(layer(x, x, x, torch.tensor([3, 2])))
-    switch.remove()
-    found.append(layer(x, x, x, torch.tensor([3, 2])))
-    assert seen == ["layer_forward", "layer_forward"]  # of the attention inside, and of the whole layer
+    layer, x, lens = layers()["multi-head"], torch.randn(2, 4, 12), torch.tensor([3, 2])
+    found, projections = [], []
+    for hooked in (True, False):
+        switch = layer.W_q.register_forward_hook(lambda *_: None) if hooked else None
+        names = profiled(lambda: found.append(layer(x, x, x, lens)))
+        if switch is not None:
+            switch.remove()
+        projections.append(names.count("aten::linear"))
+        assert not {"aten::softmax", "aten::scaled_dot_product_attention"}.intersection(names)
+    assert projections == [4, 0]
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 
@@ -102,7 +78,12 @@ def test_nothing_changes_by_asking():
         layer, x = ours.MultiHeadAttention(*sizes), torch.randn(2, 4, 12)
         text, state = repr(layer), torch.get_rng_state()
         facts = mha_c.explain(layer, x, x, x, [3, 2]).as_dict()
-        assert repr(layer) == text and torch.equal(torch.get_rng_state(), state) and layer._last is layer._inner()._last
+        assert repr(layer) == text and torch.equal(torch.get_rng_state(), state)
+        assert not hasattr(layer, "attention_weights")
+        layer(x, x, x)
+        weights = layer.attention_weights
+        mha_c.explain(layer, 2 * x, x, x)
+        assert layer.attention_weights is weights
         assert facts["projections"]["W_k"]["rows_needed"] == 5 and facts["attention"]["keys"] == 4
 
 
@@ -143,22 +124,21 @@ def test_facts_are_those_of_the_layer_for_numpy():
         assert mha_c.explain(layer.half(), x.half(), y.half(), y.half()).as_dict()["dtype"] == "float16"
 
 
-def test_on_a_device(monkeypatch):
+def test_on_a_device():
     own = own_device.load()
     multi, additive, _ = (layer.to(own) for layer in layers().values())
     x = torch.randn(2, 4, 12, device=own)
     text = str(mha_c.explain(multi, x, x, x, torch.tensor([3, 2])))
-    assert "on own:0: 2 items, 3 heads" in text and choice.WHY["general"] in text
+    assert "on own:0: 2 items, 3 heads" in text and "torch's operations, in the book's order: another device" in text
     assert "scaled_dot_product_attention" in text
-    monkeypatch.setattr(formulas, "FEATURES", 2 * 4 * 8)
-    assert "1 of 4 queries at a time" in mha_c.explain(additive, x, x, x).as_dict()["by"]
+    y = torch.empty(2, 2048, 12, device=own)  # 64 MiB of features at a time, of 8 for each pair of float32
+    assert "512 of 2048 queries at a time" in mha_c.explain(additive, y, y, y).as_dict()["by"]
     with torch.no_grad():
         assert way_of(multi, x, multi.project(x, x)) == "general"
         multi.eval()
         cache = multi.new_cache(2, 8)
         multi(x, x, x, cache=cache)
         assert mha_c.explain(multi, x, x, x, cache=cache).as_dict()["attention"]["keys"] == 8
-        monkeypatch.undo()
         # What is said beside the kernels' own is what a call takes of the device where they take the scores alone.
         y = torch.randn(1, 256, 12, device=own)
         facts = mha_c.explain(additive, y, y, y).as_dict()
@@ -185,7 +165,8 @@ def test_cost():
             found = mha_c.cost(copy.deepcopy(layer).to(device), 8, 5, batch=2, features=12, measure=device == "cpu")
             assert found[:3] == wanted[:3] and (found.seconds is None) == (device != "cpu")
             where = "cpu" if device == "cpu" or not [*layer.parameters()] else "own:0"
-            assert found.way == f"{choice.WHY['core' if where == 'cpu' else 'general']}, on {where}"
+            assert found.way.startswith("the compiled core" if where == "cpu" else "torch's operations")
+            assert found.way.endswith(f", on {where}")
             assert repr(found).endswith(found.way) and found.tiled_memory > 0
     lazy = ours.AdditiveAttention(8, 0.0)
     assert mha_c.cost(lazy, 4, features=6).steps[0].flops == 2 * 4 * 6 * 8 and lazy.W_q.in_features == 0
