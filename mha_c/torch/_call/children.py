@@ -102,8 +102,8 @@ def standard_parts(module: Any, attention_alone: bool = False) -> Optional[Parts
 
 
 def parts_in_python(module: Any, attention_alone: bool = False) -> Optional[Parts]:
-    """`layer_parts` for compilers, which must see each check in Python code, and for exporters, which wrap each module's
-    `__call__`; without packed weights."""
+    """`layer_parts` for compilers, which must see each check in Python code, and for exporters, which wrap the
+    `__call__` of each module; without packed weights."""
     inner = plain_attention(module)
     parameters = None if inner is None else plain_parameters(module, attention_alone)
     return None if parameters is None else Parts(parameters, inner.__dict__, inner._modules.get("dropout"), None)
