@@ -85,6 +85,7 @@ def test_what_a_notebook_put_into_d2l_before_stays(d2l, monkeypatch, capsys):
     class Mine(torch.nn.Module):
         pass
 
+    theirs = d2l.MultiHeadAttention
     monkeypatch.setattr(d2l, "DotProductAttention", lambda dropout: Mine())
     with mha_c.d2l.patch(d2l):
         assert capsys.readouterr().out.splitlines()[:2] == [
@@ -94,7 +95,7 @@ def test_what_a_notebook_put_into_d2l_before_stays(d2l, monkeypatch, capsys):
         assert type(multi_head(d2l).attention) is Mine
         d2l.MultiHeadAttention = Mine
     assert d2l.MultiHeadAttention is Mine  # put there while ours were in: not ours to take back
-    d2l.MultiHeadAttention = mha_c.d2l._known[d2l].originals["MultiHeadAttention"]
+    d2l.MultiHeadAttention = theirs
 
 
 def test_classes_taken_while_patched_go_on(d2l):

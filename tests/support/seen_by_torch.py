@@ -1,5 +1,7 @@
 """Who sees torch's operations, or changes them: a profiler, modes, and a class of tensors."""
 
+import tracemalloc
+
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -11,6 +13,18 @@ def profiled(call):
     with torch.autograd.profiler.profile() as found:
         call()
     return [event.name for event in found.function_events]
+
+
+def bytes_taken(call):
+    """What a call takes of memory for tensors and for Python's and NumPy's objects, at most."""
+    tracemalloc.start()
+    try:
+        with torch.autograd.profiler.profile(profile_memory=True) as found:
+            call()
+            of_python = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    return of_python + sum(max(0, event.self_cpu_memory_usage) for event in found.function_events)
 
 
 def way_taken(call):

@@ -327,6 +327,18 @@ def test_a_layout_that_is_none():
     assert _core.layer_parts(None, layout) is None and _core.layer_parts(torch.zeros(3), layout) is None
 
 
+def test_packed_weights_that_are_none():
+    """What C finds in the place of `frozen`'s record is used only if it is one."""
+    layer = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.0)
+    with mt.frozen(layer):
+        packed = layer._frozen
+        assert packed is not None and _core.layer_parts(layer, layer._layout)[3] is packed
+        for bad in (packed[:2], (), 3, [*packed]):
+            layer.__dict__["_frozen"] = bad
+            assert _core.layer_parts(layer, layer._layout)[3] is None
+        layer.__dict__["_frozen"] = packed
+
+
 def test_training_for_one_call_beside_a_dropout_of_ones_own():
     layer, tensors = mt.MultiHeadAttention(12, 10, 14, 20, 5, 0.5), inputs()
     layer.attention.dropout.register_forward_hook(lambda *_: None)

@@ -11,7 +11,6 @@ import mha_c
 import needs
 import own_device
 from mha_c import torch as ours
-from mha_c.torch._decoder import projected
 
 KINDS = {
     "dot": lambda dropout=0.0: ours.DotProductAttention(dropout),
@@ -251,7 +250,7 @@ def test_the_cpu_waits_for_what_it_reads_of_the_device(monkeypatch):
     assert torch.equal(layer(q, kv.reorder(order)), layer(q, kv.reorder([1, 0])))
     with pytest.raises(ValueError, match="a place in the batch"):
         kv.reorder(torch.tensor([1, -1]).to(own))
-    assert torch.equal(projected._copied(LENS.to(own), k), LENS)
+    assert torch.equal(layer(q, layer.project(k, k, LENS.to(own))), layer(q, kv))
 
 
 def test_a_cache_may_leave_inference_mode(kind):

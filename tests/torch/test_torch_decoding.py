@@ -197,20 +197,25 @@ def test_frozen(kind, rng):
 
 
 @pytest.mark.parametrize("kind", THIRD)
-def test_frozen_weights_are_used(kind, rng, monkeypatch):
-    """By steps of the core, as the other layers': `frozen` packs them once."""
+def test_frozen_weights_are_used(kind, rng):
+    """By steps of the core, as the other layers': `frozen` packs them once, so no step sees that a number changes."""
     module, _ = module_of(kind)
-    x, packed = torch.from_numpy(rng.standard_normal((2, 6, 24))).float(), []
-    from mha_c.torch._decoder import decoding
+    x = torch.from_numpy(rng.standard_normal((2, 6, 24))).float()[:, :1]
 
-    step = decoding.layer_step
-    monkeypatch.setattr(decoding, "layer_step", lambda *given: packed.append(len(given[4])) or step(*given))
-    with torch.no_grad():
-        cache = module.new_cache(2, 9)
-        module(x[:, :1], x[:, :1], x[:, :1], cache=cache)
-        with ours.frozen(module):
-            module(x[:, :1], x[:, :1], x[:, :1], cache=cache)
-    assert packed == [9, 4]  # Parameters; what stands for the four projections
+    @torch.no_grad()
+    def sees_a_change():
+        outs = []
+        for change in (0, 9):
+            module.W_o.weight.view(-1)[7] += change
+            outs.append(module(x, x, x, cache=module.new_cache(2, 9)))
+        module.W_o.weight.view(-1)[7] -= 9
+        return not torch.equal(*outs)
+
+    module.W_o.weight.data.mul_(64).round_()  # which 9 more and 9 less leave as they are
+    assert sees_a_change()
+    with ours.frozen(module):
+        assert not sees_a_change()
+    assert sees_a_change()
 
 
 @pytest.mark.parametrize("kind", PROJECTING)

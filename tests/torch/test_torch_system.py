@@ -13,7 +13,6 @@ import needs
 import torch_modules
 from mha_c import torch as mt
 from mha_c.torch import functional
-from mha_c.torch._call import autograd
 
 
 def layers():
@@ -40,7 +39,7 @@ QUICK = {"cpp.vec_isa_ok": True, "cpp_cache_precompile_headers": False}
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize(
     "name, backend",
-    [*itertools.product(layers(), ["eager", "aot_eager"]), ("multi-head with bias", "inductor")],
+    [*itertools.product(layers(), ["aot_eager"]), ("multi-head with bias", "inductor")],
 )
 def test_compile(name, backend):
     needs.compilers()
@@ -179,7 +178,6 @@ def test_saved_tensors_can_be_moved_away():
     """torch.autograd.graph.save_on_cpu and its like see the tape of a large call."""
     sizes = []
     layer, x = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0), torch.randn(30, 300, 8, requires_grad=True)
-    assert x.numel() * x.element_size() >= autograd.LARGE_BYTES
     expected = torch.autograd.grad(layer(x, x, x).sum(), x)[0]
 
     def pack(tensor):

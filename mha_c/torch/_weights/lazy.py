@@ -74,7 +74,7 @@ class Recipe:
     def _lazy(self, heads: Optional[int]) -> Tensor:
         if not has_wrappers:
             return with_heads(self.tensor(), heads)
-        tensor, kept = self._tensor, self._kept
+        kept, tensor = self._kept, self._tensor  # in this order, as in `tensor`
         sizes, device = (kept.shape, kept.device) if tensor is None else (tensor.shape, tensor.device)
         batch, own_heads, queries, keys = sizes
         rows = batch * own_heads
