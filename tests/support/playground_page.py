@@ -5,6 +5,10 @@ import io
 
 import numpy as np
 
+# In float32, sums of at most 64 products of numbers around 1 make 64 roundings of 6e-8; so do arguments of exp, and
+# a softmax as sharp as scores of 40 leaves 2e-5 of them.
+CLOSE = 2e-5
+
 STATES = {
     "attend": "ch=all",
     "additive": "kind=additive&causal=top_left&drop=0.3&seed=4",
@@ -43,6 +47,11 @@ def run_python(text, book=False):
     with contextlib.redirect_stdout(io.StringIO()):
         exec(ours + ("#" + theirs if book else ""), names)
     return names
+
+
+def press(shown, text):
+    """Clicks the button of that text."""
+    shown.run("[...R.querySelectorAll('.mhac-button')].find((b) => b.textContent === arguments[0]).click()", text)
 
 
 def type_into(shown, label, text):

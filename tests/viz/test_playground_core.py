@@ -8,12 +8,9 @@ import pytest
 
 from mha_c import _core
 from mha_c import _reference as reference
+from playground_page import CLOSE
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
-
-# In float32, sums of at most 64 products of numbers around 1 make 64 roundings of 6e-8; so do arguments of exp, and
-# a softmax as sharp as scores of 40 leaves 2e-5 of them.
-CLOSE = 2e-5
 
 
 def drawn(rng):

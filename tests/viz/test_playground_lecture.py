@@ -1,4 +1,4 @@
-"""The seven chapters of the page: numbers beside NumPy in float64, formulas read back, their place on screens."""
+"""The seven chapters of the page: their numbers beside NumPy in float64, formulas read back, lines copied."""
 
 import base64
 import contextlib
@@ -15,12 +15,10 @@ import pytest
 import mha_c
 import needs
 from checks import softmax
-from playground_page import python_of, results, run_python
+from playground_page import CLOSE, python_of, run_python
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
 ROOT = Path(__file__).resolve().parents[2]
-IDS = ["pooling", "dot", "additive", "heads", "masks", "root", "cost"]
-CLOSE = 2e-5  # what float32 leaves of scores of 40 (test_playground_core.py)
 TRAINED = json.loads((ROOT / "playground" / "lecture_models.json").read_text(encoding="utf-8"))
 
 
@@ -173,36 +171,6 @@ def test_rows_of_the_padding_are_grey(play):
     assert padding <= 4 < words
 
 
-def test_cost_measures_both_ways_when_it_opens(play):
-    shown = play("ch=cost&largest=256&depth=32")
-    shown.browser.until(lambda: "n = 256" in " ".join(shown.texts(".mhac-arith")))
-    shown.browser.until(lambda: "Measure" in shown.texts(".mhac-button"))
-    shown.press("6")
-    shown.browser.until(lambda: "Draw again" in shown.texts(".mhac-button"))
-    shown.press("7")  # a question from the hall takes no measurement away
-    shown.browser.until(lambda: "Measure" in shown.texts(".mhac-button"))
-    rows = results(shown, "measured")
-    assert len(rows) == 3 and (rows[:, :2] > 0).all()
-    naive, tiled = rows[-1][2:]
-    assert naive > tiled and naive >= 0.5  # two arrays of 256 x 256 float32
-    assert float(re.search(r"differ by at most (\S+)", " ".join(shown.texts(".mhac-arith"))).group(1)) < CLOSE
-
-
-def test_a_measurement_can_be_given_up_and_begun_again(play):
-    shown = play("ch=cost&largest=4096&depth=128")
-    for word in ("Give up", "Measure", "Give up", "Measure", "Give up"):
-        press(shown, word)
-        shown.settle()
-    assert "Measure" in shown.texts(".mhac-button")
-    before = shown.texts(".mhac-arith")
-    shown.browser.run("return new Promise((done) => setTimeout(done, 400))")
-    assert shown.texts(".mhac-arith") == before
-
-
-def press(shown, text):
-    shown.run("[...R.querySelectorAll('.mhac-button')].find((b) => b.textContent === arguments[0]).click()", text)
-
-
 # --- Formulas --------------------------------------------------------------------------------------------------------
 
 
@@ -241,202 +209,6 @@ def test_what_a_formula_says_is_so(turn, address):
                 assert value == pytest.approx(stated, rel=0.03, abs=0.03), (address, part)
                 checked += 1
     assert checked
-
-
-# --- Screens ---------------------------------------------------------------------------------------------------------
-
-WHERE = """
-const box = (selector) => R.querySelector(selector).getBoundingClientRect();
-const stage = R.querySelector('.mhac-picture');
-const picture = box('.mhac-picture');
-return [picture.top, picture.bottom, box('.mhac-explained').bottom, stage.scrollWidth - stage.clientWidth,
-    stage.scrollHeight - stage.clientHeight, stage.querySelectorAll('canvas').length];
-"""
-
-
-@pytest.mark.parametrize("chapter", IDS)
-@pytest.mark.parametrize("language", ["en", "de", "zh", "tr"])
-def test_picture_and_formula_stand_on_the_first_screen(play, chapter, language):
-    for width, height in ((1024, 768), (1280, 720), (390, 844)):
-        if language != "en" and width == 1280:
-            continue
-        for scheme in ("light", "dark") if language == "en" else ("light",):
-            shown = play(f"ch={chapter}&lang={language}", width, scheme)
-            shown.browser.size(width, height)
-            shown.settle()
-            shown.settle()
-            top, picture, formula, wide, high, drawn = shown.run(WHERE)
-            assert drawn and wide <= 1 and high <= 0 and shown.overflow() == 0
-            if width > 390:
-                least = 430 if language == "en" else 320
-                assert formula <= height and picture - top >= least, (chapter, language, width)
-            else:  # after one scroll
-                assert picture - top <= 640 and formula - top <= height + 100, (chapter, language)
-
-
-# --- Hands -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("chapter", "key", "said"), [
-    ("pooling", "ArrowRight", "query 2.55"), ("dot", "ArrowDown", "it looks at soup"),
-    ("additive", "ArrowDown", "key 4"),
-    ("heads", "ArrowRight", "Head 1, la"), ("masks", "ArrowRight", "did: 7 keys"), ("root", "ArrowRight", "d = 128"),
-])  # fmt: skip
-def test_a_chapter_by_keyboard_alone(play, chapter, key, said):
-    """Digits open it, arrows change it, what has changed is announced; fewer than 12 stops lie before the picture."""
-    shown = play("ch=cost")
-    shown.press(str(1 + IDS.index(chapter)))
-    shown.browser.until(lambda: shown.run("return R.activeElement && R.activeElement.className") == "mhac-picture")
-    assert shown.browser.run("return location.hash").startswith(f"#ch={chapter}")
-    assert shown.texts("h1") and shown.browser.run("return document.title").startswith(shown.texts("h1")[0])
-    shown.press(key)
-    shown.settle()
-    assert shown.run("return R.querySelector('[aria-live]').textContent").startswith(said)
-    stops = shown.run(
-        "const all = [...R.querySelectorAll('a[href], button, select, input, summary, [tabindex]')]"
-        ".filter((e) => e.tabIndex >= 0 && e.offsetParent); return all.findIndex((e) => e.className === 'mhac-picture')"
-    )
-    assert 0 <= stops < 12
-
-
-def test_keys_work_wherever_the_focus_is(play):
-    """Behind a click on the margin, on a slider and in a list; a clicker turns chapters, and never moves a slider."""
-    shown = play("ch=pooling")
-    at = lambda: shown.browser.run("return location.hash")  # noqa: E731
-    shown.browser.run("document.activeElement && document.activeElement.blur()")
-    for key, there in (
-        ("p", "p=1"),
-        ("ArrowRight", "at=2.55"),
-        ("Escape", "at=2.55"),
-        ("3", "ch=additive"),
-        ("1", "ch=pooling"),
-    ):
-        shown.press(key)
-        shown.browser.until(lambda there=there: there in at())
-    assert "p=1" not in at()
-    for field, chapters in (
-        ("input[type=range]", ["dot", "additive", "dot"]),
-        ("header select", ["additive", "heads", "additive"]),
-    ):
-        shown.run("R.querySelector(arguments[0]).focus()", field)
-        for key, chapter in zip(("PageDown", "PageDown", "PageUp"), chapters):
-            shown.press(key)
-            shown.browser.until(lambda chapter=chapter: at() == f"#ch={chapter}")
-
-
-def test_the_slider_of_heads_has_as_many_as_there_are(play):
-    shown = play("ch=heads")
-    most = lambda: shown.run("return R.querySelector('input[type=range]').max")  # noqa: E731
-    assert most() == "1"
-    shown.press("ArrowRight", "ArrowRight")  # there is no third head
-    assert "head=2" not in shown.browser.run("return location.hash")
-    shown.press("Space")
-    shown.browser.until(lambda: most() == "3")
-
-
-def test_back_takes_a_change_back_and_reset_gives_the_preset(play):
-    shown = play("ch=pooling")
-    start = shown.texts(".mhac-arith")
-    shown.press("ArrowDown")
-    shown.browser.run("return new Promise((done) => setTimeout(done, 1100))")
-    first = shown.texts(".mhac-arith")
-    shown.press("ArrowRight", "ArrowRight")
-    assert shown.texts(".mhac-arith") != first
-    shown.browser.run("history.back()")
-    shown.browser.until(lambda: shown.texts(".mhac-arith") == first)
-    shown.browser.run("history.back()")
-    shown.browser.until(lambda: shown.texts(".mhac-arith") == start)
-    shown.press("ArrowRight")
-    press(shown, "Reset")
-    shown.settle()
-    assert shown.texts(".mhac-arith") == start
-
-
-def test_a_hand_drags_the_query(play):
-    shown = play("ch=pooling")
-    left, top, width, height = shown.box(".mhac-picture canvas")
-    shown.browser.drag((left + width * 0.3, top + height / 2), (left + width * 0.8, top + height / 2))
-    at = lambda: re.search(r"at=([\d.]+)", shown.browser.run("return location.hash"))  # noqa: E731
-    shown.browser.until(lambda: at() and 3.5 < float(at().group(1)) < 4.5)
-
-
-COUNT = "Memory.getDOMCounters"
-
-
-@pytest.mark.parametrize("address", ["ch=pooling", "ch=masks", "ch=root", "part=tiles", "ch=all&heads=2"])
-def test_a_hundred_moves_leave_nodes_and_listeners_as_they_were(play, address):
-    shown = play(address)
-    browser = shown.browser
-
-    def moved(times):
-        browser.run(
-            "const [times] = arguments; const R = document.querySelector('[data-mhac]').shadowRoot;"
-            " return (async () => {"
-            " const box = R.querySelector('input[type=range]') || R.querySelector('input[type=number]');"
-            " for (let i = 0; i < times; i++) { box.value = 1 + (i % 2); box.dispatchEvent(new Event('input'));"
-            " await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))); }"
-            " await new Promise((done) => setTimeout(done, 200)); })()",
-            times,
-        )
-        browser.devtools("HeapProfiler.collectGarbage")
-        found = browser.devtools(COUNT)
-        return found["nodes"], found["jsEventListeners"]
-
-    nodes, listeners = moved(4)
-    for _ in range(4):
-        more_nodes, more_listeners = moved(25)
-    assert more_nodes <= nodes * 1.2 + 100 and more_listeners <= listeners + 60  # one a move would be 100
-
-
-@pytest.mark.parametrize("address", [
-    "q=" + ";".join(["1,2,3,4"] * 4000), "text=" + "+".join(["w"] * 200),
-    "ch=heads&heads=7", "ch=nothing&width=3",
-    "n=64&m=64&d=16&from=drawn&heads=16",
-    "%00%ff&&&=", "ch=pooling&at=1e999&width=-3", "len=" + "9," * 190, "from=encoder&heads=8",
-])  # fmt: skip
-def test_an_address_of_any_content_answers_within_a_second(play, address):
-    took = []
-    for _ in range(3):
-        shown = play(address)
-        took.append(float(shown.browser.run("return document.querySelector('[data-mhac-ready]').dataset.mhacReady")))
-        assert shown.texts("h1")
-        if took[-1] < 1000:
-            break
-    assert min(took) < 1000
-
-
-CONTRAST = """
-const level = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-const light = (text) => text.match(/[\\d.]+/g).slice(0, 3).map((c) => level(c / 255))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-function paper(e) {
-    for (; e; e = e.parentElement) {
-        const color = getComputedStyle(e).backgroundColor;
-        if (!/, 0\\)$/.test(color)) return color;
-    }
-    return getComputedStyle(R.querySelector('.mhac-root')).backgroundColor;
-}
-const ratio = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
-const low = [];
-for (const e of R.querySelectorAll('*')) {
-    const style = getComputedStyle(e);
-    if (!e.offsetParent || e.tagName === 'STYLE') continue;
-    const written = [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
-    if (written && ratio(style.color, paper(e)) < 4.5) low.push(['text', e.className || e.tagName, e.textContent]);
-    const bordered = /^(INPUT|SELECT|TEXTAREA)$/.test(e.tagName) ? e.type !== 'range' : e.className === 'mhac-button';
-    if (bordered && ratio(style.borderTopColor, paper(e.parentElement)) < 3) low.push(['border', e.className]);
-}
-return low;
-"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("address", ["ch=dot", "ch=heads", "ch=summary", "ch=all", "part=gradients", "part=tiles"])
-def test_text_has_a_contrast_of_four_and_a_half_and_borders_of_three(play, address, scheme):
-    shown = play(address, 1024, scheme)
-    shown.run("R.querySelectorAll('details').forEach((each) => each.open = true)")
-    shown.settle()
-    assert shown.run(CONTRAST) == []
 
 
 @pytest.mark.parametrize("generation", [None, "1.0.3", "0.17.6"])
