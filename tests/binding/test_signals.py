@@ -1,6 +1,6 @@
 """Signals that come while a long call asks whether it is in the main thread (csrc/python/call.c).
 
-Those that come later, during a call: tests/system/test_process.py.
+Those that come later, during a call: tests/system/test_interrupts.py.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Long calls and Ctrl-C: run by tests/system/test_process.py in a process of its own.
+"""Long calls and Ctrl-C: run by tests/system/test_interrupts.py in a process of its own.
 
     python interrupts.py numpy|torch THREADS
 

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import children
 import mha_c
 import needs
+from mha_c import _core, selftest
 from mha_c.viz import own_layer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,10 +159,17 @@ def test_wrong_words_are_told_on_stderr(words):
     assert done.stderr.startswith("usage: python -m mha_c") and not done.stdout
 
 
-@pytest.mark.parametrize("words", ["config", "demo", "selftest", "playground", "check"])
+COMMANDS = "config", "demo", "selftest", "playground", "check"
+
+
+@pytest.mark.parametrize("words", COMMANDS)
 def test_each_command_has_help(words):
     assert command(words, "--help").stdout.startswith(f"usage: python -m mha_c {words} ")
-    assert words in command("--help").stdout
+
+
+def test_help_lists_every_command():
+    said = command("--help").stdout
+    assert said.startswith("usage: python -m mha_c ") and all(words in said for words in COMMANDS)
 
 
 def test_version_alone():
@@ -168,13 +177,19 @@ def test_version_alone():
 
 
 def test_config_is_also_what_no_command_prints():
-    assert command("config").stdout == command().stdout
+    said = command().stdout
+    assert re.match(r"mha_c \S+ in .*\nisa \w+ \(", said) and "threads" in said and "numpy" in said
+    assert command("config").stdout == said
 
 
-def test_a_reader_who_stops_early_is_no_error():
-    process = subprocess.Popen([sys.executable, "-m", "mha_c", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize(("words", "statuses"), [("", {1}), ("demo", {1}), ("--help", {0, 1})], ids=str)
+def test_a_reader_who_stops_early_is_no_error(words, statuses):
+    """As `| head -1` does; argparse itself writes the help, and takes no notice."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mha_c", *words.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     process.stdout.close()
-    assert process.stderr.read() == b"" and process.wait(needs.HANGS) == 1
+    assert process.stderr.read() == b"" and process.wait(needs.HANGS) in statuses
     process.stderr.close()
 
 
@@ -205,3 +220,54 @@ def test_the_wheel_has_the_command():
     if installed:
         done = subprocess.run([installed, "--help"], capture_output=True, text=True, check=True)
         assert done.stdout.startswith("usage: mha_c ")
+
+
+# --- What it runs: demo, selftest --------------------------------------------------------------------------
+
+
+def test_demo_prints_what_the_book_prints_and_ends_with_lines_that_work(tmp_path):
+    out = command("demo").stdout
+    next_lines = out.rpartition("\n\n")[2]
+    assert next_lines.count("\n") >= 4
+    children.python("-W", "error", "-c", next_lines, cwd=tmp_path)
+    assert "What next?" in out and "mhac" in (tmp_path / "attention.html").read_text(encoding="utf-8")
+    for text in (
+        "[[[ 2.  3.  4.  5.]]",
+        "[[10. 11. 12. 13.]]]",
+        "[[[0.5    0.5    0.     0. ",
+        "0.1667 0.1667 0.1667 0.1667 0.1667 0.1667 0. ",
+        "(attention): DotProductAttention(",
+        "(dropout): Dropout(p=0.5, inplace=False)",
+        "(W_q): Linear(in_features=100, out_features=100, bias=False)",
+        "output (2, 4, 100), attention_weights (2, 5, 4, 6)",
+    ):
+        assert text in out
+    assert len(re.findall(r"^--- .*: \d+\.\d us$", out, re.MULTILINE)) == out.count("---") >= 5
+
+
+OFFERED = [name for name, available in _core.isas() if available]
+
+
+def test_selftest():
+    done = children.python("-m", "mha_c.selftest")
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[1:-1]] == [[n, t] for n in OFFERED for t in ("float32", "float64")]
+    assert lines[-1].startswith("all within bounds") and "FAIL" not in done.stdout
+
+
+def test_selftest_notices_errors(monkeypatch, capsys):
+    active = _core.isa()
+    monkeypatch.setattr(selftest, "BOUNDS", {"float32": 1e-9})
+    monkeypatch.setattr(selftest, "CASES", selftest.CASES[:2])
+    assert selftest.main() == 1
+    assert f"{2 * len(OFFERED)} FAILED" in capsys.readouterr().out and _core.isa() == active
+
+
+def test_selftest_measures_errors():
+    one = np.ones((2, 2))
+    assert selftest.error([one], [one]) == 0
+    assert selftest.error([one * 1.5], [one]) == 0.5
+    assert selftest.error([np.array([1, -np.inf])], [np.array([1, -np.inf])]) == 0
+    assert selftest.error([np.array([1, np.nan])], [np.array([1, -np.inf])]) == np.inf
+    assert selftest.error([np.array([1, np.nan])], [one[0]]) == np.inf
+    assert selftest.error([one[0]], [one]) == np.inf

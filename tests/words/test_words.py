@@ -4,8 +4,6 @@ import copy
 import inspect
 import pickle
 import pydoc
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -480,14 +478,3 @@ def test_help_and_inspect_work_without_torch():
 def test_what_is_missing_is_said_with_the_line_that_installs_it(code, words):
     """An extra in brackets is quoted: some shells take brackets for a pattern."""
     assert without_extras(code).endswith(words)
-
-
-@pytest.mark.parametrize("arguments", ["", "demo", "--help"])
-def test_a_reader_may_go_before_the_end(arguments):
-    """As `| head -1` does."""
-    command = [sys.executable, "-m", "mha_c", *arguments.split()]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    process.wait()
