@@ -23,6 +23,7 @@ mha_c check mine.py:attention --kind causal
 mha_c check ada.py --json           for graders: exit status 0 right, 1 wrong, 2 could not be judged
 mha_c playground page.html          writes the page that computes in a browser, and opens it
 """
+UNWRITTEN = 3  # the exit status where the answer could not be written: to a full disk, or to a reader that has gone
 
 
 def config(asked: argparse.Namespace) -> int:
@@ -71,14 +72,16 @@ def check(asked: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
 
-    def show(report: Report) -> None:
-        print(json.dumps(report.as_dict(), indent=2) if asked.json else report, file=answer, flush=True)
+    def show(report: Report) -> int:
+        try:
+            print(json.dumps(report.as_dict(), indent=2) if asked.json else report, file=answer, flush=True)
+        except OSError as error:
+            return unwritten(error)
+        return {True: 0, False: 1, None: 2}[report.ok]
 
     file, name = file_and_name(asked.file)
     with stdout_alone() as answer, ended_after(asked.seconds, file, show):
-        report = judged(file, name, asked.kind, mask=asked.mask)
-        show(report)
-    status = {True: 0, False: 1, None: 2}[report.ok]
+        status = show(judged(file, name, asked.kind, mask=asked.mask))
     if sum(not thread.daemon for thread in threading.enumerate()) > 1:
         os._exit(status)  # Python would wait for the file's threads
     return status
@@ -88,13 +91,25 @@ def check(asked: argparse.Namespace) -> int:
 def stdout_alone() -> Iterator[TextIO]:
     """What stdout is; meanwhile all that is printed goes to stderr, that of C and of other programs, too."""
     sys.stdout.flush()
-    with open(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors) as answer:
-        with contextlib.suppress(OSError):  # without a stderr it goes where it went
-            os.dup2(2, 1)
-        try:
-            yield answer
-        finally:
-            os.dup2(answer.fileno(), 1)
+    kept = os.dup(1)
+    answer = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)
+    with contextlib.suppress(OSError):  # without a stderr it goes where it went
+        os.dup2(2, 1)
+    try:
+        yield answer
+    finally:
+        os.dup2(kept, 1)
+        with contextlib.suppress(OSError):  # what could not be written was told
+            answer.close()
+        os.close(kept)
+
+
+def unwritten(error: OSError) -> int:
+    """Says why the answer could not be written, but for a reader that has gone, and gives the exit status for it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at exit
+    if not isinstance(error, BrokenPipeError):
+        print(f"mha_c: the answer could not be written: {error}", file=sys.stderr)
+    return UNWRITTEN
 
 
 def file_and_name(words: str) -> tuple[str, Optional[str]]:
@@ -134,7 +149,8 @@ def parser() -> argparse.ArgumentParser:
 def _of_check(sub: argparse.ArgumentParser) -> None:
     sub.formatter_class = argparse.RawDescriptionHelpFormatter
     sub.epilog = (
-        "Exit status: 0 right, 1 wrong, 2 could not be judged: the file does not import, or no name tells what it is."
+        "Exit status: 0 right, 1 wrong, 2 could not be judged: the file does not import, or no name tells what it is;"
+        "\n3 the answer could not be written."
         "\nWhat the file itself prints goes to stderr, so that stdout is the answer alone."
         "\nMHA_C_LANGUAGE=zh in the environment: the answer in Chinese."
     )
@@ -156,14 +172,15 @@ def seconds(words: str) -> float:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the command, and return its exit status; no error if the reader of the output stops early, as `head` does."""
+    """Run the command, and return its exit status; no traceback where the output cannot be written."""
     try:
-        asked = parser().parse_args(arguments)
-        status: int = asked.run(asked)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again at exit
-        return 1
+        try:
+            asked = parser().parse_args(arguments)
+            status: int = asked.run(asked)
+        finally:  # --help ends the program
+            sys.stdout.flush()
+    except OSError as error:
+        return unwritten(error)
     return status
 
 

@@ -165,16 +165,15 @@ def _place(path: Path, frames: Sequence[traceback.FrameSummary]) -> tuple[Option
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float, file: str, show: Callable[[Report], None]) -> Iterator[None]:
-    """Ends the process with status 2 after so long, whatever the file does then; `show` gets the report."""
+def ended_after(seconds: float, file: str, show: Callable[[Report], int]) -> Iterator[None]:
+    """Ends the process after so long, whatever the file does then; `show` gets the report, and gives the status."""
     watched = threading.get_ident()
 
     def end() -> None:
         frames = traceback.extract_stack(sys._current_frames()[watched])
         line, where, text = _place(Path(file), frames)
         words = said("it still runs after {seconds:g} seconds.", seconds=seconds) + f"{where}\n{text}"
-        show(Report(file, problem=Problem("takes_too_long", words.strip(), line)))
-        os._exit(2)
+        os._exit(show(Report(file, problem=Problem("takes_too_long", words.strip(), line))))
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True

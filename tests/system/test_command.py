@@ -182,15 +182,31 @@ def test_config_is_also_what_no_command_prints():
     assert command("config").stdout == said
 
 
-@pytest.mark.parametrize(("words", "statuses"), [("", {1}), ("demo", {1}), ("--help", {0, 1})], ids=str)
+@pytest.mark.parametrize(("words", "statuses"), [("", {3}), ("demo", {3}), ("--help", {0, 3})], ids=str)
 def test_a_reader_who_stops_early_is_no_error(words, statuses):
-    """As `| head -1` does; argparse itself writes the help, and takes no notice."""
+    """As `| head -1` does; 1 would be a verdict.  argparse itself writes the help, and takes no notice."""
     process = subprocess.Popen(
         [sys.executable, "-m", "mha_c", *words.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     process.stdout.close()
     assert process.stderr.read() == b"" and process.wait(needs.HANGS) in statuses
     process.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a file of Linux")
+@pytest.mark.parametrize(
+    "asked", ["", "demo", "selftest", "--help", "--version", "check mine.py", "check none.py", "late"]
+)
+def test_a_full_disk_is_said_in_a_line(asked, tmp_path):
+    """With a status of its own: a grader must not take it for a wrong answer."""
+    (tmp_path / "mine.py").write_text(RIGHT.replace("np.sqrt(q.shape[-1])", "1"))
+    asked = "check mine.py --seconds 0.001" if asked == "late" else asked
+    with open("/dev/full", "w") as full:
+        environment = {**os.environ, "PYTHONUNBUFFERED": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        call = [sys.executable, "-m", "mha_c", *asked.split()]
+        done = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
+    assert re.fullmatch(r"mha_c: the answer could not be written: .*No space left on device\n", done.stderr)
+    assert done.returncode == 3
 
 
 def test_the_playground_is_opened_where_it_is_found_and_told_of_where_not(tmp_path):
