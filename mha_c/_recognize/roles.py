@@ -24,8 +24,9 @@ _ROLES = {
     "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
 TABLES = "cos", "sin", "cis"  # of rotations
-# Of parameters that are True or False.
+# Of parameters that are True or False, and of attributes.
 _FLAG = re.compile("caus|mask|future|autoregress|decod|lower|tri", re.IGNORECASE)
+_CAUSAL = re.compile("caus|auto_?regress|(hide|mask)_?(the_)?future", re.IGNORECASE)
 _HARMLESS = re.compile(
     "drop|^p$|train|determin|scale|temperature|tau|eps|need|return|output_|average|verbose|debug|show|store|keep_w|save"
     "|^dim$|^axis$|rng|seed|generator|dtype|device|cache|past|bias|max_(seq_)?len|num_heads|^(r|e)?dropout|name$"
@@ -77,6 +78,12 @@ def is_flag(parameter: inspect.Parameter) -> bool:
     """Whether it is True or False, and its name says that it hides keys, as causal=False does."""
     name = parameter.name.lower().replace("use_", "")
     return isinstance(parameter.default, bool) and bool(_FLAG.search(name)) and not _HARMLESS.search(name)
+
+
+def causal_flag(layer: Any) -> str:
+    """The attribute of a layer that is True and says that it hides the future, as causal does; "" for none."""
+    held = getattr(layer, "__dict__", {})
+    return next((name for name, x in held.items() if x is True and _CAUSAL.search(name)), "")
 
 
 def says(role: str, name: str) -> bool:

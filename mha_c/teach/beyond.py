@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arguments.arrays import is_tensor
+from .comparing import equal, is_misshapen, output
 from .making import is_open, plain
 from .mistakes import function
 from .probes import Inputs
-from .rounds import Run, equal, is_misshapen, output
+from .rounds import Run
 from .words import say
 
 _MANY = (64, 32, 16)  # keys; a layer may have room for fewer

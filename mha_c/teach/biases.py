@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from .beyond import with_ones
+from .comparing import equal, output
 from .making import asks_for, constructor_parameters, takes_config
 from .mistakes import function
 from .probes import Inputs
-from .rounds import Run, equal, output, run_of
+from .rounds import Run, run_of
 from .student import Student
 from .words import say
 

@@ -12,13 +12,13 @@ from .beyond import beyond, extra, of_large_scores
 from .biases import biases, made_with
 from .choices import choices
 from .choices import left as left_of_constructor
+from .comparing import equal
 from .explaining import explanation, is_right
 from .kinds import reason
 from .making import CannotAsk, Unmade
 from .rounds import (
     Run,
     as_mask,
-    equal,
     forms_of_mask,
     in_other_layouts,
     may_be_a_mask,

@@ -18,7 +18,16 @@ _ROTATES = re.compile(".*(rope|rotary).*", re.IGNORECASE)
 
 
 def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
-    """For each flag of a right student's constructor: what it says, a student made with it, and what that should be."""
+    """For each flag of a right student's constructor: what it says, a student made with it, and what that should be.
+
+    So for a layer's own flag that hides the future.
+    """
+    if student.flagged:
+        name, made = student.flagged
+        one_input = student.kind == "multi_head" and student.attends_to_itself
+        made = Student(made.mine, "causal_multi_head", student.weights) if one_input else made
+        forms = ("causal_multi_head",) if one_input else forms_of_mask(student)
+        yield f"{name}=True", made, Round(forms, "made" if one_input else "flag", name)
     for each in constructor_parameters(student.mine) if student.is_class else ():
         name, kind, forms = each.name, student.kind, tuple[str, ...]()
         if not isinstance(each.default, bool) or (name in student.chosen and kind != "causal_multi_head"):

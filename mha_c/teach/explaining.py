@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .answers import NEAR
+from .comparing import equal, is_misshapen, output
 from .mistakes import Mistake, function, hiding_with, known, subtracting
 from .probes import Inputs
-from .rounds import OF_LENS, Run, equal, is_misshapen, output, steps_of
+from .rounds import OF_LENS, Run, steps_of
 
 _HIDE_ROWS = ("softmax_axis", "mask_off_by_one", "mask_inverted")  # mistakes that may hide a whole row
 _ANY = "(-np.inf)"  # what masks write, where a row without keys may give what it likes
@@ -95,9 +96,21 @@ def _first(
 
 def _known_to(runs: Sequence[Run]) -> tuple[dict[str, list[Mistake]], list[str]]:
     """The mistakes of each form, and what masks may write."""
-    heads = any("heads" in run.way.layout or "num_kv_heads" in inputs for run in runs for inputs in run.probes)
+    having = set().union(*map(_having, runs))
     fills = ["-1e6", "-np.inf"] if any(map(_has_nan, runs)) else ["-1e6"]
-    return {form: _singles(form, heads) for form in (runs[0].asked.forms if runs else ())}, fills
+    return {form: _singles(form, having) for form in (runs[0].asked.forms if runs else ())}, fills
+
+
+def _having(run: Run) -> set[str]:
+    """What it has that only some implementations have, as mistakes.txt calls it."""
+    student, found = run.student, set[str]()
+    if "heads" in run.way.layout:
+        found.add("heads")
+    if any("num_kv_heads" in inputs for inputs in run.probes):
+        found.add("groups")
+    if "W_qkv" in student.takes.values() or (student.layers and student.layers.has_joint_weights):
+        found.add("joint")
+    return found
 
 
 def _one(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
@@ -118,6 +131,7 @@ def _two(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
     singles, fills = _known_to(runs)
     for form, fill in itertools.product(singles, fills):
         single = [each for each in singles[form] if each.id != "mask_transposed"]  # it says nothing of most probes
+        single.sort(key=lambda each: not each.only)  # what only some have is likelier there
         single = single[: _PAIRED if len(singles) > 1 else None]
         two = itertools.combinations(range(len(single)), 2)
         yield from ((form, (single[i], single[j]), fill) for i, j in sorted(two, key=sum))
@@ -166,9 +180,9 @@ def _hides_a_key(inputs: Inputs) -> bool:
     return isinstance(hiding, np.ndarray) or (hiding is True and first.shape[-2] > 1)
 
 
-def _singles(form: str, heads: bool) -> list[Mistake]:
+def _singles(form: str, having: set[str]) -> list[Mistake]:
     """The known mistakes, mask_ignored last: a mask that is given in the wrong way may have no effect, either."""
-    found = known(form, heads)
+    found = known(form, having)
     return sorted(found, key=lambda each: each.id == "mask_ignored")
 
 

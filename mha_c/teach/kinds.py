@@ -114,7 +114,8 @@ def _made(mine: Any) -> Any:
 def _makes_a_triangle(mine: Any) -> bool:
     """Whether it always makes a causal mask, as its code or what its layers keep says; an argument may choose it."""
     call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
-    given = [*parameters(mine), *(constructor_parameters(mine) if isinstance(mine, type) else ())]
+    made_by = mine if isinstance(mine, type) else type(mine)
+    given = [*parameters(mine), *(constructor_parameters(made_by) if not inspect.isroutine(mine) else ())]
     if any(re.search("caus|mask|auto_?regress|decod|window", each.name, re.IGNORECASE) for each in given):
         return False
     words = {*getattr(getattr(call, "__code__", None), "co_names", ())}

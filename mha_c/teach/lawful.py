@@ -23,6 +23,7 @@ from .words import said
 Run = Callable[[Inputs], Any]
 Tried = Optional[tuple[str, Any, Any]]  # what was changed, what came of it, what should have; None: it does not apply
 _ATTENTION = ("dot_product", "additive", "multi_head")
+_FOLDED = "transpose_output"
 _WAYS = 8  # of giving a mask: the likeliest
 
 
@@ -163,7 +164,7 @@ def found(student: Student, way: Way, asked: Round) -> list[Law]:
             examples = [each for each in tried if each is not None]
             if examples:
                 kept.append(Law(id, said(says), not any(examples), next(filter(None, examples), "")))
-    if way.tensors and way.layout in ("batch", "grouped") and student.kind != "transpose_output":
+    if way.tensors and way.layout in ("batch", "grouped") and not (student.sizes_of_table or student.kind == _FOLDED):
         example = _gradients(student, way, asked)
         says = said("autograd's gradients are those that differences show")
         kept.append(Law("gradients", says, not example, example))
@@ -284,7 +285,7 @@ def _group_shares(run: Run, x: Inputs) -> Tried:
 
 def _items(run: Run, x: Inputs) -> Tried:
     out, batched = run(x), x["X"] if "X" in x else x["queries"]
-    folds = len(batched) > len(out)  # transpose_output: an item is num_heads rows
+    folds = "num_heads" in x and len(batched) > len(out)  # transpose_output: an item is num_heads rows
     rows = x["num_heads"] if folds else 1
     if len(batched) == rows:
         return None

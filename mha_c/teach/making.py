@@ -26,16 +26,20 @@ _SIZES = {
     "embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
     "num_heads": "num_attention_heads nh n_attention_heads",
     "max_len": "context_length block_size max_seq_len max_seq_length seq_len n_ctx max_length max_position n_positions "
-    "context_len ctx_len max_position_embeddings max_sequence_length t t_max length",
+    "context_len ctx_len max_position_embeddings max_sequence_length t t_max length num_steps n_steps num_positions",
     "head_dim": "d_k d_v dk dv dim_head head_size d_head head_dimension",
     "base": "theta rope_theta",
     "num_layers": "n_layers n_layer depth",
     "vocab_size": "vocab",
+    "window": "window_size window_len window_length sliding_window attention_window local_window",
+    "chunk_size": "chunk chunk_len chunk_length kv_chunk_size key_chunk_size k_chunk_size tile_size",
 }
 _NAMES = [
     "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
     "dropout", "bias", "base", "num_layers", "vocab_size",
 ]  # fmt: skip
+
+OF_FORM = ("window", "chunk_size")  # numbers that make another function of the same arrays
 
 
 class Making(NamedTuple):
@@ -47,6 +51,8 @@ class Making(NamedTuple):
     key_size: int
     value_size: int
     num_kv_heads: int = 0  # 0: as many as there are heads
+    window: int = 0  # where a constructor takes one
+    chunk_size: int = 0
 
     def known(self, for_positions: bool = False) -> dict[str, Any]:
         """By the book's names."""
@@ -56,6 +62,7 @@ class Making(NamedTuple):
             "max_len": 64, "dropout": 0.5, "bias": False,
             "head_dim": self.query_size if for_positions else each_head,
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
+            "window": self.window or 2, "chunk_size": self.chunk_size or 2,
         }  # fmt: skip
 
 
@@ -67,7 +74,7 @@ class _Config(dict):  # type: ignore[type-arg]
         vars(self)["asked"] = set()  # the book's names of what was asked for
 
     def __getitem__(self, name: str) -> Any:
-        found = name if name in self else _name_of(name)
+        found = name if name in self else size_of(name)
         if not found:
             raise KeyError(name)
         self.asked.add(found)
@@ -81,10 +88,10 @@ class _Config(dict):  # type: ignore[type-arg]
 
     def get(self, name: str, default: Any = None) -> Any:
         """The size of this name, or the default."""
-        return self[name] if _name_of(name) or name in self else default
+        return self[name] if size_of(name) or name in self else default
 
 
-def _name_of(name: str) -> str:
+def size_of(name: str) -> str:
     """The book's name of a constructor's argument, or ""."""
     plain = name.lower()
     for ours, others in _SIZES.items():
@@ -122,7 +129,7 @@ def asks_for(mine: Any, name: str) -> bool:
     if not isinstance(mine, type):
         return False
     wanted = constructor_parameters(mine)
-    if any(_name_of(each.name) == name for each in wanted):
+    if any(size_of(each.name) == name for each in wanted):
         return True
     config = _Config(Making(8, 2, 8, 8, 8).known())
     if not takes_config(mine):
@@ -130,8 +137,14 @@ def asks_for(mine: Any, name: str) -> bool:
     with suppress(Exception):
         layer = mine(**{each.name: config for each in wanted if each.name.lower() in CONFIGS})
         if any(held is config for held in vars(layer).values()):  # a call may ask, too
-            return name in config.asked or any(_name_of(word) == name for word in _words(mine))
+            return name in config.asked or any(size_of(word) == name for word in _words(mine))
     return name in config.asked
+
+
+def own_size(layer: Any, name: str) -> int:
+    """What an attribute of a layer says of a size; 0 where it says nothing."""
+    held = ((each, x) for each, x in vars(layer).items() if type(x) is int)
+    return next((x for each, x in held if size_of(each) == name), 0)
 
 
 def _words(mine: type) -> Iterator[str]:
@@ -146,7 +159,7 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
     known = sizes.known(for_positions)
     wanted = constructor_parameters(mine)
     given: dict[str, Any] = {}
-    names = {parameter.name: _name_of(parameter.name) for parameter in wanted}
+    names = {parameter.name: size_of(parameter.name) for parameter in wanted}
     if "query_size" not in names.values() and list(names.values()).count("num_hiddens") == 2:
         names[next(name for name, ours in names.items() if ours == "num_hiddens")] = "query_size"  # (d_in, d_out)
     if "num_heads" in names.values() and not {"query_size", "head_dim"} & {*names.values()}:  # as in Keras
@@ -242,7 +255,8 @@ class Layers:
         widths = [inputs.get(name, first).shape[-1] for name in ("queries", "keys", "values")]
         hiddens = inputs["W_q"].shape[1] if "W_q" in inputs else widths[0]
         q, k, v = widths
-        return Making(hiddens, inputs.get("num_heads", 1), q, k, v, inputs.get("num_kv_heads", 0))
+        more = {name: inputs[name] for name in ("num_kv_heads", *OF_FORM) if name in inputs}
+        return Making(hiddens, inputs.get("num_heads", 1), q, k, v, **more)
 
     def _fits(self, layer: Any, inputs: Inputs) -> bool:
         if not self.wanted:
@@ -275,6 +289,16 @@ class Layers:
                 raise CannotAsk(words)
             self._read[id(layer)] = [each for each in found if _agrees(each.sizes(layer))] or found
         return self._read[id(layer)]
+
+    @property
+    def has_joint_weights(self) -> bool:
+        """Whether a layer that it was asked with keeps several weights in one."""
+        read = (each for ways in self._read.values() for each in ways)
+        return any(
+            len({part.weight for part in own}) < len(own) or own[0].rows is not None
+            for each in read
+            for own in each.parts.values()
+        )
 
     def has_output(self, layer: Any) -> bool:
         """Whether it has W_o."""
@@ -317,11 +341,15 @@ class Layers:
         for name in read.parts:
             if name in inputs and 0 not in sizes[name]:  # what no call uses has no size
                 new = inputs[name]
-                if shared > 1 and name in ("W_k", "W_v"):  # the first of each group of heads that are alike
-                    by_heads = new.reshape(len(new), read.num_heads, -1)
-                    new = by_heads[:, ::shared].reshape(len(new), -1)
+                if shared > 1 and name in ("W_k", "W_v"):
+                    new = of_groups(new, read.num_heads, shared)
                 read.set(layer, name, new)
         read.clear_biases(layer)
+
+
+def of_groups(weight: Any, heads: int, share: int) -> Any:
+    """Of a weight whose heads are alike in each group, the first of each."""
+    return weight.reshape(len(weight), heads, -1)[:, ::share].reshape(len(weight), -1)
 
 
 def holds_triangle(layer: Any) -> bool:

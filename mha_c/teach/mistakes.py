@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
@@ -18,6 +19,7 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 import numpy as np
 
 from .._arguments.calls import refuses_at_the_call
+from . import book
 from .words import said
 
 _FOLDER = Path(__file__).parent
@@ -78,6 +80,7 @@ class Mistake(NamedTuple):
     says: str  # ends the sentence "it equals the book's if ..."
     changes: tuple[Change, ...]  # the first is the mistake, the others let it be written
     alone: bool = False  # only where the function itself is asked, not a part of another
+    only: str = ""  # where the implementation has "heads", an axis of them, "groups" that share keys, a "joint" weight
 
 
 MISTAKES: list[Mistake] = []
@@ -115,7 +118,7 @@ def add_mistake(id: str, where: str, says: str, line: str, instead: str) -> None
     _add(id, says, [Change(where, line, instead)])
 
 
-def _add(id: str, says: str, changes: list[Change], alone: bool = False) -> None:
+def _add(id: str, says: str, changes: list[Change], alone: bool = False, only: str = "") -> None:
     for where, line, _ in changes:
         if where not in SOURCES:
             words = "where must be one of the book's functions {functions}, got {where!r}"
@@ -123,17 +126,17 @@ def _add(id: str, says: str, changes: list[Change], alone: bool = False) -> None
         if SOURCES[where].count(line) != 1:
             words = "line must occur once in {where}; {line!r} occurs {count} times"
             raise ValueError(said(words, where=where, line=line, count=SOURCES[where].count(line)))
-    MISTAKES.append(Mistake(id, says, tuple(changes), alone))
+    MISTAKES.append(Mistake(id, says, tuple(changes), alone, only))
 
 
 def _read() -> None:
     """Fills MISTAKES from mistakes.txt."""
     text = re.sub(r"^#.*\n", "", (_FOLDER / "mistakes.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
     for functions, rows in re.findall(r"^\[(.*)\]\n((?:[^\[\n].*\n)*)", text, re.MULTILINE):
-        for id, says, lines in re.findall(r"^(\w+): (.*)\n((?:[-+@].*\n)*)", rows, re.MULTILINE):
+        for id, only, says, lines in re.findall(r"^(\w+)(?: \((\w+)\))?: (.*)\n((?:[-+@].*\n)*)", rows, re.MULTILINE):
             for where in functions.split(", "):
                 where, _, alone = where.partition(" ")
-                _add(id, says, list(_changes(where, lines)), bool(alone))
+                _add(id, says, list(_changes(where, lines)), bool(alone), only)
 
 
 def _changes(where: str, lines: str) -> Any:
@@ -148,21 +151,26 @@ _read()
 # ---- as functions --------------------------------------------------------------------------------------------------
 
 
+def signature(kind: str) -> list[str]:
+    """The arguments of the book's function."""
+    return list(inspect.signature(getattr(book, kind)).parameters)
+
+
 def root(form: str) -> str:
     """The function of a form that is called."""
     return _ROOTS.get(form, form.replace("_of_mask", ""))
 
 
-def known(form: str, heads: bool = False) -> list[Mistake]:
-    """The mistakes that can be made in a kind, or in a form of it; `heads`: also those of heads that the book's kind
-    does not have: of its own, or that share keys."""
+def known(form: str, having: Collection[str] = ()) -> list[Mistake]:
+    """The mistakes that can be made in a kind, or in a form of it; `having`: also those of what only some
+    implementations have, "heads", "groups", "joint"."""
     written = {each.rpartition("=")[2] for each in FORMS[form]}
     return [
         each
         for each in MISTAKES
         if all(change.where in written for change in each.changes)
         and (not each.alone or each.changes[0].where in (root(form), form))
-        and (heads or not any(re.search("num_kv_heads|heads = 2", change.instead) for change in each.changes))
+        and (not each.only or each.only in having)
     ]
 
 

@@ -10,18 +10,17 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .._recognize.roles import says
-from .answers import NEAR
+from .comparing import equal, is_misshapen, output
 from .forms import LAYOUTS, RANKS, Way, doubled
 from .making import CannotAsk, constructor_parameters, widths
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
-from .mistakes import function
+from .mistakes import function, signature
 from .probes import Inputs, Sizes, probes
 from .student import CAUSAL, WEIGHTS, Outcome, Round, Student
 from .words import said
 
 OF_LENS = ("masked_softmax", "dot_product", "additive", "multi_head")  # kinds that hide by lengths; the others by masks
-HUGE = 1e4  # what a mask writes, where no softmax follows: -1e6, -1e9 and minus infinity are alike
 _BY_MASK = ("causal", "window", "grouped", "causal_multi_head")
 _PAST = ("causal", "chunked")  # forms that hide the future
 _KEPT = 4  # layouts and shapes of masks that are tried in full
@@ -44,6 +43,8 @@ def rounds(student: Student) -> list[Round]:
     kind, own = student.kind, _forms(student)
     made = []
     for name, role in student.takes.items():
+        if role in ("valid_lens", "mask") and not takes_masks(student):
+            continue
         if role == "valid_lens":
             made.append(Round(own, "lens", name))
         elif role == "mask":
@@ -84,7 +85,17 @@ def as_mask(asked: Round) -> Round:
 def untried(student: Student) -> list[str]:
     """The parameters that no round exercises, and whose name does not say that they hide nothing."""
     asked = {each.parameter for each in rounds(student)}
-    known = {*student.arguments, "base", "positions", "offset", "cos", "sin", "cis", "-"}
+    known = {
+        *student.arguments,
+        *student.sizes_of_table.values(),
+        "base",
+        "positions",
+        "offset",
+        "cos",
+        "sin",
+        "cis",
+        "-",
+    }
     known |= {"causal"} if student.kind in CAUSAL else set()
     return [name for name, role in student.takes.items() if name not in asked and role not in known]
 
@@ -115,6 +126,10 @@ def _made_for(student: Student, asked: Round, layout: str, again: bool = False) 
         student.sizes = _size_that_fits(student, asked)
     made = [_fitting(student, each, asked) for each in probes(asked.forms[0], student.sizes)]
     made = [each for each in made if _is_answerable(student, each, asked)]
+    if not made:
+        words = said("{name}: check has no inputs that it takes; the book's is {kind}({signature})",
+                     name=student.name, kind=student.kind, signature=", ".join(signature(student.kind)))  # fmt: skip
+        raise CannotAsk(words)
     if student.layers is not None and student.is_class and made:
         fitting = [each for each in made if student.layers.at(each) is not None]
         if not fitting:  # it makes a layer of its own size
@@ -151,7 +166,7 @@ def steps_of(inputs: Inputs) -> tuple[int, int, int]:
 
 def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
     """A probe, without what the student does not take in this round."""
-    inputs = dict(inputs)
+    inputs = {**inputs, **{name: x for name, x in student.own.items() if x and name in inputs}}
     if "valid_lens" in inputs and asked.role != "lens":
         inputs["valid_lens"] = None
     if "mask" in inputs and asked.role == "flag" and asked.forms[0] not in _PAST:
@@ -160,6 +175,8 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
         inputs["mask"] = True if queries != keys else past[:, None] if student.kind == "grouped" else past
     elif "mask" in inputs and asked.role not in ("lens", "mask"):
         inputs["mask"] = True
+    elif asked.role == "lens" and isinstance(inputs.get("mask"), np.ndarray):  # as many keys, the first ones
+        inputs["mask"] = np.arange(inputs["mask"].shape[-1]) < inputs["mask"].sum(axis=-1, keepdims=True)
     if student.has_one_head and "W_o" in inputs:
         inputs["num_heads"] = 1
         if not student.has_output:
@@ -193,7 +210,8 @@ def _is_answerable(student: Student, inputs: Inputs, asked: Round) -> bool:
     if inputs.get("offset") and not {"offset", "positions", "cos", "cis"} & given:
         return False
     if student.kind == "window" or asked.forms[0] == "window":
-        return "window" in given and inputs["queries"].shape[1] == inputs["keys"].shape[1]
+        takes = "window" in given or "window" in student.own
+        return takes and inputs["queries"].shape[1] == inputs["keys"].shape[1]
     return asked.role != "flag" or inputs.get("mask", True) is not True or asked.forms[0] in _PAST
 
 
@@ -354,10 +372,6 @@ def _takes_squares_alone(run: Run) -> bool:
     return bool(taken[True]) and all(taken[True]) and not any(taken[False])
 
 
-def is_misshapen(outcome: Outcome, right: Any) -> bool:
-    return outcome.output is None or (right is not None and outcome.output.shape != right.shape)
-
-
 def _types(student: Student) -> list[bool]:
     torch: Any = sys.modules.get("torch")
     module = getattr(getattr(torch, "nn", None), "Module", ())
@@ -400,7 +414,7 @@ def _distinct(found: list[Run]) -> list[Run]:
 
 def takes_graphs(run: Run) -> bool:
     """Whether tensors that need gradients are taken, too: NumPy's functions take only those that need none."""
-    if run.way.layout not in ("batch", "grouped"):
+    if run.way.layout not in ("batch", "grouped") or run.student.sizes_of_table:
         return True
     inputs = next(inputs for inputs, outcome in zip(run.probes, run.outcomes) if outcome.error is None)
     try:
@@ -408,32 +422,3 @@ def takes_graphs(run: Run) -> bool:
     except Exception:
         return False
     return True
-
-
-def equal(outcome: Outcome, expected: Any) -> bool:
-    """Whether a result is the expected one, both None included."""
-    got = outcome.output
-    if got is None or expected is None:
-        return got is None and expected is None
-    return got.shape == expected.shape and near(got, expected)
-
-
-def near(got: Any, expected: Any) -> bool:
-    """Whether two arrays of one shape hold the same numbers."""
-    if got.size:  # the first number tells of most pairs that they differ, in a twentieth of the time
-        one, two = got.item(0), expected.item(0)
-        if abs(one) < HUGE and abs(two) < HUGE and abs(one - two) > NEAR + NEAR * abs(two):
-            return False
-    got, expected = np.clip(got, -HUGE, HUGE), np.clip(expected, -HUGE, HUGE)
-    with np.errstate(invalid="ignore"):
-        same = np.abs(got - expected) <= NEAR + NEAR * np.abs(expected)
-    return bool((same | (np.isnan(got) & np.isnan(expected))).all())
-
-
-def output(made: Any, inputs: Inputs) -> Any:
-    """What a reference gives, None if it raises."""
-    try:
-        with np.errstate(all="ignore"):
-            return made(**{name: inputs[name] for name in made.__code__.co_varnames[: made.__code__.co_argcount]})
-    except Exception:
-        return None

@@ -20,12 +20,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.arrays import is_tensor
-from .._recognize import parameters, root_of
+from .._recognize import books_name, parameters, root_of
 from .._recognize.roles import is_flag, roles
-from . import book
 from .forms import Way, joined, parts
-from .making import CannotAsk, Layers, asks_for, constructor_parameters, number_of_heads, plain
+from .making import (
+    OF_FORM,
+    CannotAsk,
+    Layers,
+    asks_for,
+    constructor_parameters,
+    number_of_heads,
+    of_groups,
+    own_size,
+    plain,
+    size_of,
+)
 from .masks import CannotSay
+from .mistakes import signature
 from .probes import Inputs, Sizes, probes
 from .words import said
 
@@ -104,11 +115,18 @@ class Student:
         self.arguments = self._books(kind)
         if kind in WEIGHTS and any(root_of(each.name) == "qkv" for each in parameters(mine)):
             self.arguments.append("W_qkv")
+        if kind in WEIGHTS and not self.has_weights:
+            names = [books_name(each.name, ["num_kv_heads"]) for each in parameters(mine)]
+            self.arguments += list(filter(None, names))
         self.takes = roles(mine, self.arguments)
         self.is_chunked = kind in ("causal", "dot_product") and "chunk_size" in self.takes.values()
         if self.is_chunked:
             self.arguments = self._books("chunked")
             self.takes = roles(mine, self.arguments)
+        self.own = self._own_numbers()
+        self.is_chunked |= kind in ("causal", "dot_product") and "chunk_size" in self.own
+        self.sizes_of_table = self._sizes_of_table()
+        self.takes.update(self.sizes_of_table)
         if kind == "rope":
             self._take_pairs()
         elif kind != "causal_multi_head":
@@ -134,12 +152,33 @@ class Student:
             self._check_weights_as_arguments(wanted)
         self.sizes = self._sizes()
         self.kept: dict[Any, list[Inputs]] = {}  # its probes, by round and layout
+        self.flagged: Optional[tuple[str, Student]] = (
+            None  # a layer's flag that hides the future, and the layer with it
+        )
 
     def _books(self, kind: str) -> list[str]:
         """The arguments of the book's function that are told by name or place."""
-        every = list(inspect.signature(getattr(book, kind)).parameters)
+        every = signature(kind)
         held = (*WEIGHTS[kind], "num_heads") if self.has_weights else ()
         return [each for each in every if each not in (*held, *_BY_NAME_ALONE.get(kind, ()))]
+
+    def _sizes_of_table(self) -> dict[str, str]:
+        """{parameter: the size of a table of positions that it is}, of a function that makes one and takes no input."""
+        if self.kind != "positional_encoding" or self.is_layer:
+            return {}
+        told = {each.name: size_of(each.name) for each in parameters(self.mine)}
+        told = {name: "num_hiddens" if size == "query_size" else size for name, size in told.items()}
+        found = {name: size for name, size in told.items() if size in ("max_len", "num_hiddens")}
+        return found if {*found.values()} == {"max_len", "num_hiddens"} and "X" not in told else {}
+
+    def _own_numbers(self) -> dict[str, int]:
+        """{window, chunk_size: the layer's own; 0: the one that the class is made with}, where no call takes it."""
+        names = [name for name in OF_FORM if name not in self.takes.values()]
+        if not self.is_layer or self.kind not in ("dot_product", "causal", "window"):
+            return {}
+        if self.is_class:
+            return {name: 0 for name in names if asks_for(self.mine, name)}
+        return {name: x for name in names for x in [own_size(self.mine, name)] if x}
 
     def _take_pairs(self) -> None:
         """Queries and keys that are turned in one call: both are X."""
@@ -174,6 +213,8 @@ class Student:
         if self.only_heads:
             return Sizes(6, 6, 6, 6, 2)
         if self.layers is None:
+            if "num_kv_heads" in self.takes.values():
+                return Sizes(8, 8, 8, 8, 4, num_kv_heads=2)
             heads = number_of_heads(self.mine)
             return Sizes(0, 0, 0, 0, heads) if heads else None
         if self.is_class:  # four heads in two groups, where groups can be told
@@ -215,6 +256,8 @@ class Student:
                     given[other.parameter] = self._given(cut[number], their_way, other).get(other.parameter)
                 before = {name: np.array(plain(x)) for name, x in given.items() if _is_array(x)}
                 output = self._output(inputs, given, way, asked)
+                if self.sizes_of_table:
+                    output = _typed(part["X"], "X", way) + output
                 outputs.append(np.asarray(plain(output), dtype=np.float64))
                 after = {name: np.asarray(plain(given[name])) for name in before}
                 changed += [(name, before[name], x) for name, x in after.items() if not np.array_equal(before[name], x)]
@@ -236,6 +279,9 @@ class Student:
     def _given(self, part: Inputs, way: Way, asked: Round) -> Inputs:
         """{parameter: what it is given}, without those that keep their default."""
         given: Inputs = {}
+        if "num_kv_heads" in self.takes.values() and "num_kv_heads" in part:
+            heads = part["num_heads"], part["num_heads"] // part["num_kv_heads"]
+            part = {**part, **{name: of_groups(part[name], *heads) for name in ("W_k", "W_v")}}
         for theirs, role in self.takes.items():
             if theirs == asked.parameter and asked.role in ("lens", "mask"):
                 hiding = _hiding(part, way, asked.role, theirs not in self.optional)
@@ -248,6 +294,8 @@ class Student:
             elif role in ("mask", "valid_lens"):
                 if theirs not in self.optional:
                     given[theirs] = None
+            elif theirs in self.sizes_of_table:
+                given[theirs] = part["X"].shape[-1 if role == "num_hiddens" else -2]
             elif role in part and (role != "window" or "window" in asked.forms):
                 given[theirs] = _typed(part[role], role, way)
             elif role == "W_qkv":

@@ -7,8 +7,10 @@ from typing import Any, Optional
 
 import numpy as np
 
+from .._recognize.roles import causal_flag
+from .comparing import equal
 from .kinds import told
-from .making import Unmade
+from .making import Unmade, copied
 from .rounds import rounds, runs
 from .student import Round, Student, gradients_recorded
 
@@ -17,6 +19,9 @@ def student_of(mine: Any, kind: Optional[str], weights: Optional[Mapping[str, st
     """The student; whether one whose kind is not told is causal, its numbers tell, where its name does not."""
     chosen = told(mine, kind)
     student = Student(mine, chosen, weights)
+    flag = causal_flag(mine) if chosen in _FREE else ""
+    if flag:
+        return _without_flag(student, flag)
     other = {"multi_head": "causal_multi_head", "causal": "dot_product"}.get(chosen)
     one_input = chosen == "multi_head" and student.attends_to_itself
     if kind is None and other and (one_input or (student.is_chunked and "caus" not in student.name.lower())):
@@ -26,6 +31,31 @@ def student_of(mine: Any, kind: Optional[str], weights: Optional[Mapping[str, st
                 return second if _hides_the_future(second) == (chosen == "multi_head") else student
         except (Unmade, TypeError):
             return student
+    return student
+
+
+_FREE = {"dot_product": "causal", "multi_head": "causal_multi_head"}  # kinds that hide no future, and such that do
+
+
+def _without_flag(student: Student, flag: str) -> Student:
+    """A layer that says that it is causal: as it is without this flag, to be asked with it, too.
+
+    Where the flag changes nothing, the layer may have been made causal: its numbers tell.
+    """
+    layer = copied(student.mine)
+    setattr(layer, flag, False)
+    free = Student(layer, student.kind, student.weights)
+    free.name, free.flagged = student.name, (flag, student)
+    with gradients_recorded():
+        run = runs(free, Round(rounds(free)[0].forms))[0]
+        with_flag = [student(inputs, run.way, run.asked) for inputs in run.probes]
+        if not any(each.error is not None for each in run.outcomes):
+            if not all(equal(one, two.output) for one, two in zip(run.outcomes, with_flag)):
+                return free
+        one_input = student.kind == "dot_product" or student.attends_to_itself
+        if one_input and _hides_the_future(student):
+            return Student(student.mine, _FREE[student.kind], student.weights)
+    student.flagged = flag, student
     return student
 
 

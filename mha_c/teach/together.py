@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .answers import Example
+from .comparing import equal, output
 from .forms import HEADS
 from .masks import CannotSay
 from .mistakes import function
 from .probes import Inputs
-from .rounds import Run, equal, forms_of_mask, output, steps_of
+from .rounds import Run, forms_of_mask, steps_of
 from .student import Outcome, own_line
 from .words import said, say
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
 
-from . import book, lawful
+from . import lawful
 from .answers import NEAR, Answer, Example, Lines, written
+from .comparing import equal, output
 from .explaining import Explained, where
 from .forms import LAYOUTS_SAY
 from .making import Unmade
-from .mistakes import function, root, sources
+from .mistakes import function, root, signature, sources
 from .probes import Inputs, probes
-from .rounds import OF_LENS, Run, equal, output
+from .rounds import OF_LENS, Run
 from .student import NoOutput, Student, own_line
 from .words import said, say
 
@@ -97,7 +97,7 @@ def _beside(run: Run) -> tuple[list[str], list[Any]]:
             say(
                 "no_mask",
                 kind=student.kind,
-                signature=", ".join(inspect.signature(getattr(book, student.kind)).parameters),
+                signature=", ".join(signature(student.kind)),
             )
         ]
     for outcome in run.outcomes:
@@ -140,6 +140,8 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_halves" if form == "rope_halves" else "note_pairs")]
     if "_rope" in form:
         notes += [say("note_rotary", pairs=said("halves" if form.endswith("halves") else "neighbours"))]
+    if student.sizes_of_table:
+        notes += [say("note_table")]
     if student.only_heads:
         notes += [say("note_only_heads")]
     if student.has_one_head:

@@ -82,6 +82,7 @@ SENTENCES = {
     " paper turns neighbours: weights of one do not fit the other.",
     "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
+    "note_table": "it takes sizes and gives the table alone; a caller adds it to X.",
     "note_only_heads": "it takes no weights, so it was compared with heads of the inputs themselves, without "
     "projections.",
     "note_overflow": "with scores of some thousands exp overflows in {type}, and the result is no number.  Subtract "

@@ -62,7 +62,9 @@ def said_literally():
 
 def of_tables():
     yield from words.SENTENCES.values()
-    yield from re.findall(r"^\w+: (.*)", (TEACH / "mistakes.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    yield from re.findall(
+        r"^\w+(?: \(\w+\))?: (.*)", (TEACH / "mistakes.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
     yield from verdicts.SECTIONS.values()
     yield from (masks._AXES_SAY[one] for one in masks._AXES_SAY if masks._AXES_SAY[one] != "1")
     yield from ("book", "yours", *answers.Example._field_defaults["names"], "before", "after")

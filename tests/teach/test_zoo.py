@@ -12,19 +12,22 @@ import pytest
 import needs
 import zoo_functions
 import zoo_right
+import zoo_slips
 import zoo_trial
 from mha_c import teach
 from students import SECONDS
 
 SAME = {"mask_small_10": "mask_small", "bias_unused": "bias_lost"}
 SAME |= {f"softmax_axis_{axis}": "softmax_axis" for axis in ("heads", "all", "queries", "batch")}
+SAME |= {f"heads_without_transpose_{x}": "heads_without_transpose" for x in "qkv"}
+SAME |= {"heads_interleaved_k": "heads_interleaved"}
 try:
     import zoo_layers
     import zoo_right_torch
 except ImportError:  # without torch: the forms in NumPy alone
-    MAKERS, RIGHT = zoo_functions.FUNCTIONS + zoo_trial.FUNCTIONS, zoo_right.RIGHT
+    MAKERS, RIGHT = zoo_functions.FUNCTIONS + zoo_trial.FUNCTIONS + zoo_slips.FUNCTIONS, zoo_right.RIGHT
 else:
-    MAKERS = zoo_functions.FUNCTIONS + zoo_layers.FUNCTIONS + zoo_trial.FUNCTIONS
+    MAKERS = zoo_functions.FUNCTIONS + zoo_layers.FUNCTIONS + zoo_trial.FUNCTIONS + zoo_slips.FUNCTIONS
     RIGHT = zoo_right.RIGHT + zoo_right_torch.RIGHT
 WRONG = [(kind, make, id, options) for kind, make, options in MAKERS for id in make.mistakes]
 
