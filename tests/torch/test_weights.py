@@ -192,7 +192,8 @@ def test_threads_read_the_same_call(reading):
     layer, x, found = mt.DotProductAttention(0.0), torch.randn(1, 40, 8), []
     layer(x, x, x)
     expected = layer.attention_weights + 0
-    for step in range(10000):
+    overtaken(lambda: READINGS[reading](layer.attention_weights, layer), None, 9999)  # Python 3.12 sees none at first
+    for step in range(9999):
         layer(x, x, x)
         weights = None if reading == "the numbers" else layer.attention_weights
         read = overtaken(
@@ -204,7 +205,7 @@ def test_threads_read_the_same_call(reading):
             break
         read = read.attention_weights + 0 if reading == "a copy" else read
         assert torch.equal(read, expected) and torch.equal(found.pop(), expected)
-    assert 100 < step < 9999
+    assert 100 < step < 9998
 
 
 def test_reading_too_early_or_behind_an_exporter():
