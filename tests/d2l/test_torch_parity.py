@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import needs
 from book_models import is_eager
 from mha_c import torch as mt
 
@@ -49,6 +50,9 @@ def calls(draw, single_head=False, same_sizes=False):
     return q, k, v, lens, hiddens, heads, draw(st.booleans())
 
 
+GENERATIONS = st.sampled_from(needs.real_d2l.VERSIONS).map(needs.d2l)
+
+
 def distinct(tensors):
     return [x for i, x in enumerate(tensors) if all(x is not y for y in tensors[:i])]
 
@@ -83,7 +87,7 @@ def compare(ours, theirs, weights_of, tensors, lens):
 
 
 @settings(max_examples=60)
-@given(call=calls())
+@given(call=calls(), d2l=GENERATIONS)
 def test_multi_head_attention(call, d2l, float64):
     q, k, v, lens, hiddens, heads, bias = call
     sizes = (k.shape[2], q.shape[2], v.shape[2]) if is_eager(d2l) else ()
@@ -93,7 +97,7 @@ def test_multi_head_attention(call, d2l, float64):
 
 
 @settings(max_examples=60)
-@given(call=calls(single_head=True))
+@given(call=calls(single_head=True), d2l=GENERATIONS)
 def test_additive_attention(call, d2l, float64):
     q, k, v, lens, hiddens, _, _ = call
     sizes = (k.shape[2], q.shape[2]) if is_eager(d2l) else ()
@@ -102,7 +106,7 @@ def test_additive_attention(call, d2l, float64):
 
 
 @settings(max_examples=60)
-@given(call=calls(single_head=True, same_sizes=True))
+@given(call=calls(single_head=True, same_sizes=True), d2l=GENERATIONS)
 def test_dot_product_attention(call, d2l):
     q, k, v, lens, _, _, _ = call
     compare(mt.DotProductAttention(0.0), d2l.DotProductAttention(0.0), lambda x: x.attention_weights, (q, k, v), lens)

@@ -4,6 +4,16 @@ import torch
 
 from mha_c import torch as mt
 
+# Ways to hook a module, of which older versions of torch have three.
+HOOKS = [
+    name
+    for name in (
+        "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    )
+    if hasattr(torch.nn.Module, name)
+]  # fmt: skip
+
 
 def inputs(batch=2, queries=4, keys=6, sizes=(10, 12, 14), dtype=torch.float32, requires_grad=False):
     torch.manual_seed(0)
