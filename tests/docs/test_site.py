@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import children
-import mha_c
 import needs
+from constructor_forms import FORMS
 from mha_c._layer.lacks import Lacking
 from mha_c._layer.module import OfTorchModule
 
@@ -174,7 +174,7 @@ def test_formulas_need_no_script_and_no_network(site):
 def test_both_forms_of_a_constructor_and_every_attribute_have_a_place(site):
     page = (site / "api" / "mha_c.MultiHeadAttention.html").read_text(encoding="utf-8")
     text = re.sub(r"<[^>]*>", "", page)
-    for form in mha_c.MultiHeadAttention._forms:
+    for form in FORMS:
         assert f"mha_c.MultiHeadAttention({form}, *, dtype=float32" in " ".join(text.split()), form
     shared = (site / "api" / "every-layer.html").read_text(encoding="utf-8")
     for name, there in (("num_heads", page), ("num_hiddens", page), ("attention_weights", shared), ("view", shared)):

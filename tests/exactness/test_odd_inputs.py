@@ -3,8 +3,8 @@
 The rows of any such list (types, byte orders, strides, shapes, lengths, masks, values, objects, state) are spread over
 test_arguments.py and test_binding.py (what is refused, and in which words), test_outputs.py, test_properties.py and
 test_binding_results.py (arrangements of memory, lengths of any type, empty and huge sizes), test_functional.py (masks),
-test_layers.py, test_layer_calls.py and test_loading.py (constructors, parameters, copies, state), test_system.py
-(threads), tests/c/test_values.c (NaN and infinity).
+test_layer_constructors.py, test_layers.py, test_layer_calls.py and test_loading.py (constructors, parameters, copies,
+state), test_threads_chosen.py (threads), tests/c/test_values.c (NaN and infinity).
 """
 
 import mmap

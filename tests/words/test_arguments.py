@@ -1,7 +1,7 @@
 """Ill-formed calls: a table of what can be wrong with an argument, crossed with every public function that takes it.
 
 Each must raise ShapeError, TypeError or ValueError whose text names the argument, what it got and what was
-expected.  Python-side arguments of constructors stand in test_layers.py.
+expected.  Python-side arguments of constructors stand in test_layer_constructors.py.
 """
 
 import collections
