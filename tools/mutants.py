@@ -30,9 +30,10 @@ TEXTS = ["kernels/*.inc", "attention/*.c", "attention/walk.h", "layer/*.c", "run
 PROGRAMS = ["visible", "arguments", "attention", "values", "projections", "slices", "backward", "shared_gradients",
             "failures", "guards", "safety", "explain", "scratch", "math"]  # fmt: skip
 PROGRAMS = [f"test_{name}" for name in PROGRAMS]
-PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_binding_results.py", "test_layers.py",
-           "test_layer_backward.py", "test_determinism.py", "test_exactness.py", "test_score_terms.py",
-           "test_weights_in_rows.py", "test_step.py", "test_paths.py", "test_explain.py"]  # fmt: skip
+PYTESTS = ["test_functional.py", "test_dropout.py", "test_gradients.py", "test_gradient_bits.py",
+           "test_binding_results.py", "test_layers.py", "test_layer_backward.py", "test_determinism.py",
+           "test_arrangements.py", "test_exactness.py", "test_score_terms.py", "test_weights_in_rows.py",
+           "test_step.py", "test_paths.py", "test_explain.py"]  # fmt: skip
 FLAGS = ["-std=c11", "-O1", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-pthread", "-w", "-DMHA_DEBUG"]
 FLAGS += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]  # tests/core/test_c_core.py sanitizes more
 SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),

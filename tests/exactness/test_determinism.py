@@ -1,80 +1,22 @@
 """The same call gives the same bits: in every run and process, for any number of threads, alone or in any batch, for
-the queries of a call taken together or a few at a time, wherever in memory the arrays lie, whether weights are
-wanted or not, and whatever stands behind the lengths.  On every instruction set, in both types, forward and backward.
+the queries of a call taken together or a few at a time, whether weights are wanted or not, and whatever stands behind
+the lengths (test_arrangements.py: wherever in memory the arrays lie).  On every instruction set, in both types, forward
+and backward.
 
 Not promised, and not tested: the same bits on another instruction set.
 """
-
-import hashlib
 
 import numpy as np
 import pytest
 
 import children
 import mha_c
+from attention_calls import KINDS, draw
 from checks import bits
 from core_calls import core as _core
 from threads import in_threads
 
 THREADS = range(1, 9)
-
-
-class Call:
-    """One attention call on arrays of its own: its output, statistics and gradients."""
-
-    def __init__(self, q, k, v, grad_out, w_v=None, **options):
-        self.q, self.k, self.v, self.grad_out, self.w_v, self.options = q, k, v, grad_out, w_v, options
-
-    def change(self, **changes):
-        fields = {"q": self.q, "k": self.k, "v": self.v, "grad_out": self.grad_out, "w_v": self.w_v, **self.options}
-        return Call(**{**fields, **changes})
-
-    def forward(self, **wishes):
-        return _core.attention_forward(self.q, self.k, self.v, self.w_v, return_stats=True, **self.options, **wishes)
-
-    def run(self):
-        """(out, row_max, row_sum, grad_q, grad_k, grad_v and, if there are any, grad_w_v, grad_bias)"""
-        out, _, _, stats = self.forward()
-        grads = _core.attention_backward(
-            self.grad_out, out, stats, self.q, self.k, self.v, self.w_v,
-            bias_grad="bias" in self.options, **self.options,
-        )  # fmt: skip
-        return (out, *stats, *(grad for grad in grads if grad is not None))
-
-
-def draw(rng, dtype, sizes, additive=False, **options):
-    """sizes: B, H, Hkv, Q, K, D, Dv"""
-    batch, heads, kv_heads, n_queries, n_keys, dim, value_dim = sizes
-    shapes = [(heads, n_queries, dim), (kv_heads, n_keys, dim), (kv_heads, n_keys, value_dim)]
-    q, k, v = (rng.standard_normal((batch, *shape)).astype(dtype) for shape in shapes)
-    grad_out = rng.standard_normal((batch, heads, n_queries, value_dim)).astype(dtype)
-    return Call(q, k, v, grad_out, rng.standard_normal(dim).astype(dtype) if additive else None, **options)
-
-
-def masks(rng, dtype, sizes):
-    """Every kind of mask at once, with a query that sees nothing."""
-    batch, n_queries, n_keys = sizes[0], sizes[3], sizes[4]
-    lens = rng.integers(0, n_keys + 1, (batch, n_queries))
-    lens[0, 0] = 0
-    return {
-        "valid_lens": lens,
-        "keep_mask": rng.random((n_queries, n_keys)) < 0.8,
-        "bias": rng.standard_normal((n_queries, n_keys)).astype(dtype),
-        "causal": "bottom_right",
-        "window_left": n_keys // 2,
-        "empty_rows": "uniform",
-    }
-
-
-SHORT, LONG = (2, 4, 2, 37, 130, 24, 18), (2, 2, 1, 33, 1100, 16, 8)  # one key block; several, and parts of gradients
-KINDS = {
-    "short": lambda rng, dtype: draw(rng, dtype, SHORT),
-    "long": lambda rng, dtype: draw(rng, dtype, LONG),
-    "decode": lambda rng, dtype: draw(rng, dtype, (1, 2, 1, 3, 1500, 64, 64)),
-    "masks": lambda rng, dtype: draw(rng, dtype, LONG, **masks(rng, dtype, LONG)),
-    "dropout": lambda rng, dtype: draw(rng, dtype, LONG, valid_lens=np.array([700, 0]), dropout=0.4, seed=7),
-    "additive": lambda rng, dtype: draw(rng, dtype, (2, 1, 1, 21, 530, 20, 8), additive=True),
-}
 
 
 @pytest.fixture(params=KINDS)
@@ -107,112 +49,6 @@ def test_a_busy_pool(isa, dtype, rng):
     assert len(found) == 20 and all(result == expected for result in found)
 
 
-def shifted(array, n_bytes):
-    """A copy that starts n_bytes after a multiple of 64."""
-    memory = np.empty(array.nbytes + 128, np.uint8)
-    start = -memory.ctypes.data % 64 + n_bytes
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
-def test_alignment(isa, dtype, rng):
-    """Each of the 64 places in a cache line, addresses that are no multiple of the item among them."""
-    call = draw(rng, dtype, (1, 2, 1, 5, 150, 24, 18), bias=rng.standard_normal((5, 150)).astype(dtype))
-    expected = bits(call.run())
-    for n_bytes in range(64):
-        names = ("q", "k", "v", "grad_out")
-        arrays = {name: shifted(getattr(call, name), (n_bytes + 12 * i) % 64) for i, name in enumerate(names)}
-        assert bits(call.change(bias=shifted(call.options["bias"], n_bytes), **arrays).run()) == expected
-
-
-@pytest.mark.parametrize("ends", ["same", "a window"])
-def test_alignment_for_many_queries(isa, dtype, rng, ends):
-    """Vectors that cross a line are copied to whole ones: the last block has one key, and rows fill no vector."""
-    seen = {"window_left": 40, "causal": "bottom_right"} if ends == "a window" else {}
-    call = draw(rng, dtype, (1, 1, 1, 260, 513, 16, 18), **seen)
-    aligned = call.change(k=shifted(call.k, 0), v=shifted(call.v, 0))
-    assert bits(call.change(k=shifted(call.k, 24), v=shifted(call.v, 8)).run()) == bits(aligned.run())
-
-
-def spread(array):
-    """The same numbers with gaps of NaN between rows, heads and items, one axis backwards."""
-    batch, heads, rows, columns = array.shape
-    memory = np.full((batch, rows * 2, heads + 1, columns + 3), np.nan, array.dtype)
-    view = memory[:, ::-2, :heads, :columns].transpose(0, 2, 1, 3)
-    view[...] = array
-    return view
-
-
-def test_strides(call):
-    expected = bits(call.run())
-    arrays = {name: spread(getattr(call, name)) for name in ("q", "k", "v", "grad_out")}
-    assert bits(call.change(**arrays).run()) == expected
-    last_axis = {name: np.asfortranarray(getattr(call, name)) for name in ("q", "k", "v")}
-    assert bits(call.change(**last_axis).run()) == expected
-
-
-def among_features(array):
-    """The same numbers as torch's views have them: rows of all heads' features, pages apart, NaN between."""
-    batch, heads, rows, columns = array.shape
-    memory = np.full((batch, rows, 4096 // array.itemsize), np.nan, array.dtype)
-    view = memory[..., : heads * columns].reshape(batch, rows, heads, columns).transpose(0, 2, 1, 3)
-    assert np.shares_memory(view, memory)
-    view[...] = array
-    return view
-
-
-@pytest.mark.parametrize("ends", ["same", "ragged", "a hidden NaN", "a window"])
-def test_rows_far_apart(isa, dtype, rng, ends):
-    """What is copied side by side before tiles read it: more than a block of keys, vectors that rows do not fill."""
-    seen = {"window_left": 30, "causal": "bottom_right"} if ends == "a window" else {}
-    lens = rng.integers(1, 520, (1, 61)) if ends in ("ragged", "a hidden NaN") else None
-    call = draw(rng, dtype, (1, 4, 2, 61, 530, 9, 18), valid_lens=lens, **seen)
-    if ends == "a hidden NaN":  # for most of the queries
-        call.k[:, :, 200], call.v[:, :, 300] = np.nan, np.inf
-    expected = bits(call.run())
-    for names in ("k", "v", ("q", "k", "v", "grad_out")):
-        assert bits(call.change(**{name: among_features(getattr(call, name)) for name in names}).run()) == expected
-
-
-def test_strides_of_masks(isa, dtype, rng):
-    """Keys far apart or backwards: more rows and keys than are walked at once, with ends of their own."""
-    layouts = (
-        lambda x: np.repeat(x, 3, axis=-1)[..., ::3],
-        lambda x: x[..., ::-1].copy()[..., ::-1],
-    )
-    shape = 1, 2, 1, 70, 150, 8, 8
-    masks = {"keep_mask": rng.random((1, 2, 70, 150)) < 0.8, "bias": rng.standard_normal((1, 2, 70, 150)).astype(dtype)}
-    call = draw(rng, dtype, shape, valid_lens=rng.integers(0, 151, (1, 70)), **masks)
-    expected = bits(call.run())
-    for layout in layouts:
-        assert bits(call.change(**{name: layout(mask) for name, mask in masks.items()}).run()) == expected
-
-
-@pytest.mark.parametrize("seen", [{}, {"window_left": 20, "causal": "bottom_right"}, {"valid_lens": np.array([15])}])
-def test_transposed_masks(isa, dtype, rng, seen):
-    """One of them, the other or both: sizes that fill no square, infinite and missing biases of hidden keys."""
-    for n_queries, n_keys in (37, 53), (1, 130), (101, 16), (15, 300):
-        keep, bias = rng.random((n_queries, n_keys)) < 0.8, rng.standard_normal((1, 2, n_queries, n_keys)).astype(dtype)
-        bias[:, :, ~keep] = rng.choice([0, np.inf, np.nan], (~keep).sum())
-        terms = (rng.standard_normal((2, 9)).astype(dtype), 3.0, None) if n_keys < 100 else None
-        masks = {"keep_mask": keep, "bias": bias}
-        call = draw(rng, dtype, (1, 2, 1, n_queries, n_keys, 8, 8), **masks, score_terms=terms, **seen)
-        expected = bits([*call.run(), call.forward(return_weights=True)[1]])
-        for names in ("keep_mask",), ("bias",), masks:
-            changed = call.change(**{name: masks[name].swapaxes(-1, -2).copy().swapaxes(-1, -2) for name in names})
-            assert bits([*changed.run(), changed.forward(return_weights=True)[1]]) == expected
-
-
-def test_repeated_operands(isa, dtype, rng):
-    """A stride of 0 reads as copies do."""
-    call = draw(rng, dtype, (1, 2, 1, 9, 140, 16, 16))
-    views = {name: np.broadcast_to(getattr(call, name), (3, *getattr(call, name).shape[1:])) for name in "qkv"}
-    views["grad_out"] = np.broadcast_to(call.grad_out, (3, *call.grad_out.shape[1:]))
-    copies = {name: view.copy() for name, view in views.items()}
-    assert bits(call.change(**views).run()) == bits(call.change(**copies).run())
-
-
 def test_what_else_is_wanted(call):
     """Weights, their sums, or nothing: the output is the same, and so are the weights, however they come."""
     out, weights, lse, stats = call.forward(return_weights=True, return_lse=True)
@@ -228,24 +64,25 @@ PROGRAM = """
 import hashlib
 import numpy as np
 from mha_c import _core
-_core.set_isa({isa!r})
-rng = np.random.default_rng(5)
-q, k, v, g = rng.standard_normal((4, 2, 2, 40, 64)).astype({dtype!r})
-out, weights, lse, stats = _core.attention_forward(
-    q, k, v, None, np.array([40, 3]), None, None, None, -1, -1, None, 0.0, 0, "zero", True, True, True
-)
-grads = _core.attention_backward(g, out, stats, q, k, v, None, np.array([40, 3]))[:3]
-print(hashlib.sha256(b"".join(a.tobytes() for a in (out, weights, lse, *stats, *grads))).hexdigest())
+for isa in [name for name, offered in _core.isas() if offered]:
+    _core.set_isa(isa)
+    for dtype in "float32", "float64":
+        q, k, v, g = np.random.default_rng(5).standard_normal((4, 2, 2, 40, 64)).astype(dtype)
+        out, weights, lse, stats = _core.attention_forward(
+            q, k, v, None, np.array([40, 3]), None, None, None, -1, -1, None, 0.0, 0, "zero", True, True, True
+        )
+        grads = _core.attention_backward(g, out, stats, q, k, v, None, np.array([40, 3]))[:3]
+        arrays = (out, weights, lse, *stats, *grads)
+        print(isa, dtype, hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest())
 """
 
 
-def test_processes(isa, dtype, capsys):
+def test_processes(capsys):
     """Addresses are drawn anew for each process; so is what stands in fresh memory."""
-    program = PROGRAM.format(isa=isa, dtype=dtype.name)
-    printed = {children.python("-c", program).stdout for _ in range(2)}
-    exec(compile(program, "<here>", "exec"), {})
-    assert printed == {capsys.readouterr().out}
-    assert len(printed.pop().strip()) == hashlib.sha256().digest_size * 2
+    first, second = (children.python("-c", PROGRAM).stdout.splitlines() for _ in range(2))
+    exec(compile(PROGRAM, "<here>", "exec"), {})
+    assert first == second == capsys.readouterr().out.splitlines()
+    assert len({*first}) == len(first) == 2 * sum(offered for _, offered in _core.isas())
 
 
 # --- Batch ----------------------------------------------------------------------------------------------

@@ -1,17 +1,15 @@
-"""Gradients of mha_c.functional: against finite differences, against torch's autograd, and where they are exact."""
+"""Gradients of mha_c.functional: against finite differences, against torch's autograd, and what is refused."""
+
+import functools
 
 import numpy as np
 import pytest
 
 import needs
-from checks import bits, same
-from core_calls import core as _core
-from layouts import LAYOUTS
-from mha_c import ShapeError, set_num_threads
+from checks import same
+from gradient_calls import SEED, B, D, H, K, Q, backward, by_torch, forward, operands
+from mha_c import ShapeError
 from mha_c import functional as F
-
-SEED = 77
-B, H, HKV, Q, K, D, DV = 2, 4, 2, 5, 13, 4, 3
 
 
 def masks(rng, shape):
@@ -66,39 +64,6 @@ CASES = [
 ]  # fmt: skip
 
 
-def operands(rng, heads=True, additive=False, queries=Q, keys=K, d=D, dv=DV, dtype=np.float64):
-    """q, k, v, w_v or None, and the gradient of the output."""
-    h, hkv = ((H,), (HKV,)) if heads else ((), ())
-    shapes = (B, *h, queries, d), (B, *hkv, keys, d), (B, *hkv, keys, dv), (d,), (B, *h, queries, dv)
-    q, k, v, w_v, grad = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
-    return q, k, v, w_v if additive else None, grad
-
-
-def forward(q, k, v, w_v, **options):
-    if w_v is None:
-        return F.dot_product_attention(q, k, v, **options)
-    return F.additive_attention(q, k, v, w_v, **options)
-
-
-def backward(grad, q, k, v, w_v, **options):
-    """(grad_q, grad_k, grad_v, grad_w_v or None, grad_bias or None)"""
-    if w_v is None:
-        found = [*F.dot_product_attention_backward(grad, q, k, v, **options)]
-        found.insert(3, None)
-    else:
-        found = [*F.additive_attention_backward(grad, q, k, v, w_v, **options)]
-    return found if "bias" in options else [*found, None]
-
-
-def by_torch(grad, q, k, v, w_v, dtype=None, **options):
-    """The same by autograd."""
-    torch_math = needs.module("torch_math")
-    leaves = [torch_math.leaf(x, dtype) for x in (q, k, v, w_v, options.pop("bias", None))]
-    options["seed"] = options.pop("rng", 0)
-    out = torch_math.attention(*leaves[:4], bias=leaves[4], **options)
-    return torch_math.gradients(out, grad, leaves)
-
-
 def assert_near(found, expected, tolerance):
     """Each within `tolerance` of its largest number; some are 0 but for rounding."""
     for name, a, b in zip(("q", "k", "v", "w_v", "bias"), found, expected):
@@ -111,14 +76,21 @@ def assert_near(found, expected, tolerance):
 # --- Right numbers ----------------------------------------------------------------------------
 
 
+@functools.cache
+def by_autograd(case, heads, additive):
+    """(the gradient of the output and the inputs, the options, the gradients): once for all instruction sets."""
+    rng = np.random.default_rng([CASES.index(case), heads, additive])
+    options = case_options(case, rng, heads)
+    *inputs, grad = operands(rng, heads, additive)
+    return (grad, *inputs), options, by_torch(grad, *inputs, **options)
+
+
 @pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
 @pytest.mark.parametrize("heads", [True, False], ids=["heads", "no heads"])
 @pytest.mark.parametrize("case", CASES)
-def test_autograd_agrees(rng, isa, case, heads, additive):
-    options = case_options(case, rng, heads)
-    arguments = operands(rng, heads, additive)
-    *inputs, grad = arguments
-    assert_near(backward(grad, *inputs, **options), by_torch(grad, *inputs, **options), 1e-12)
+def test_autograd_agrees(isa, case, heads, additive):
+    arguments, options, expected = by_autograd(case, heads, additive)
+    assert_near(backward(*arguments, **options), expected, 1e-12)
 
 
 # More than one block of keys, tile of queries, part of a task; sizes that no vector divides.
@@ -176,24 +148,34 @@ def test_directional_derivative_of_a_large_call(rng):
         assert abs((ends[0] - ends[1]) / (2 * step) - slope) < 1e-5 * max(1, abs(slope))
 
 
+@functools.cache
+def in_both_types(additive, spread):
+    """Four calls in float32, with torch's gradients in float32 and in float64: once for all instruction sets."""
+    torch = needs.module("torch")
+    rng, found = np.random.default_rng([additive, spread]), []
+    for _ in range(4):
+        *inputs, grad = operands(rng, True, additive, queries=60, keys=130, d=32, dv=16, dtype=np.float32)
+        inputs[0] *= spread
+        theirs = by_torch(grad, *inputs, torch.float32)
+        exact = by_torch(grad.astype(np.float64), *inputs, torch.float64)
+        found.append(((grad, *inputs), theirs, exact[:4]))
+    return found
+
+
 @pytest.mark.parametrize(("additive", "spread"), [(False, 1), (False, 8), (False, 32), (True, 1)])
-def test_float32_is_as_good_as_torchs(rng, isa, additive, spread):
+def test_float32_is_as_good_as_torchs(isa, additive, spread):
     """Root mean square errors against float64, at most twice those of torch's float32 autograd.
 
     The scalar kernels sum features one by one and without fused operations, torch does in vectors: additive
     scores, and what follows from them, may be three times as far off.
     """
-    torch = needs.module("torch")
     ours, theirs = np.zeros((2, 4))
-    for _ in range(4):
-        *inputs, grad = operands(rng, True, additive, queries=60, keys=130, d=32, dv=16, dtype=np.float32)
-        inputs[0] *= spread
-        found = backward(grad, *inputs)
-        other = by_torch(grad, *inputs, torch.float32)
-        for i, exact in enumerate(by_torch(grad.astype(np.float64), *inputs, torch.float64)[:4]):
-            if exact is not None:
-                ours[i] += np.square(found[i] - exact).sum()
-                theirs[i] += np.square(other[i] - exact).sum()
+    for arguments, of_torch, exact in in_both_types(additive, spread):
+        found = backward(*arguments)
+        for i, right in enumerate(exact):
+            if right is not None:
+                ours[i] += np.square(found[i] - right).sum()
+                theirs[i] += np.square(of_torch[i] - right).sum()
     limit = 3 if additive and isa == "scalar" else 2
     assert (ours <= limit**2 * theirs).all()
 
@@ -215,116 +197,6 @@ def test_projections_of_additive_attention(rng, isa):
     one = F.additive_attention_backward(grad, q, k_with_nan @ W_k.T, v, w_v, W_q, None, lens)
     assert len(one) == 5
     np.testing.assert_allclose(one[4], found[4], rtol=0, atol=1e-12 * np.abs(found[4]).max())
-
-
-# --- Exactly ---------------------------------------------------------------------------------------
-
-
-hiding = pytest.mark.parametrize(
-    "options",
-    [{"valid_lens": [7, 4]}, {"causal": "top_left"}, {"window": (0, 3)}, {"keep_mask": np.arange(K)[None] % 3 > 0}],
-    ids=["lengths", "causal", "window", "keep_mask"],
-)
-
-
-@pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
-@hiding
-def test_masked_keys_get_zero_and_have_no_influence(rng, isa, dtype, options, additive):
-    q, k, v, w_v, grad = operands(rng, True, additive, dtype=dtype)
-    full = {name: value for name, value in options.items() if name != "keep_mask"}
-    seen = needs.module("torch_math")._reference.visible_keys((B, H, Q, K), **options)
-    unseen = ~seen.any((1, 2))  # (B, K)
-    clean = backward(grad, q, k, v, w_v, **options)
-    for x in clean[1], clean[2]:
-        assert not x.swapaxes(1, 2)[unseen].any()
-        assert x.swapaxes(1, 2)[~unseen].any()
-    for rubbish in (np.nan, np.inf):
-        for x in k, v:
-            x.swapaxes(1, 2)[unseen] = rubbish
-        for a, b in zip(backward(grad, q, k, v, w_v, **options), clean):
-            assert (a is None and b is None) or a.tobytes() == b.tobytes(), full
-
-
-@hiding
-def test_the_bias_of_hidden_keys_gets_zero(rng, dtype, options):
-    q, k, v, _, grad = operands(rng, dtype=dtype)
-    seen = needs.module("torch_math")._reference.visible_keys((B, H, Q, K), **options)
-    grad_bias = backward(grad, q, k, v, None, bias=np.zeros((B, H, Q, K), dtype), **options)[4]
-    seen = np.broadcast_to(seen, grad_bias.shape)
-    assert not grad_bias[~seen].any() and grad_bias[seen].any()
-
-
-@pytest.mark.parametrize("empty_rows", ["zero", "uniform"])
-def test_empty_rows(rng, isa, dtype, empty_rows):
-    q, k, v, _, grad = operands(rng, False, dtype=dtype)
-    grad_q, grad_k, grad_v = F.dot_product_attention_backward(grad, q, k, v, [0, 13], empty_rows=empty_rows)
-    assert not grad_q[0].any() and not grad_k[0].any()
-    if empty_rows == "zero":
-        assert not grad_v[0].any()
-    else:
-        expected = np.broadcast_to(grad[0].astype(np.float64).sum(0) / K, (K, DV))
-        np.testing.assert_allclose(grad_v[0], expected, rtol=0, atol=8 * np.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("value", [np.inf, np.nan])
-@pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
-def test_a_loss_that_is_not_finite_is_seen_in_an_empty_row(rng, isa, dtype, additive, value):
-    # Whatever emptied the row: under "uniform" it is the mean of all values, and so are its gradients.
-    q, k, v, w_v, grad = operands(rng, True, additive, dtype=dtype)
-    grad[:, :, 1] = value
-    lens = np.full((B, Q), K)
-    lens[:, 1] = 0
-    keep = np.ones((Q, K), bool)
-    keep[1] = False
-    by_lengths = backward(grad, q, k, v, w_v, valid_lens=lens, empty_rows="uniform")[2]
-    by_mask = backward(grad, q, k, v, w_v, keep_mask=keep, empty_rows="uniform")[2]
-    assert not np.isfinite(by_lengths).any()
-    np.testing.assert_array_equal(by_mask, by_lengths)
-
-
-@pytest.mark.parametrize("additive", [False, True], ids=["dot", "additive"])
-def test_threads_change_no_bit(rng, dtype, isa, additive):
-    # Few heads and many keys: the work of one head is split, too.
-    q, k, v, w_v, grad = operands(rng, False, additive, queries=30, keys=600, d=16, dv=24, dtype=dtype)
-    options = {"valid_lens": [600, 401], "dropout": 0.1, "rng": 3, "bias": np.zeros((1, 600), dtype)}
-    results = []
-    for n in range(1, 9):
-        set_num_threads(n)
-        results.append(backward(grad, q, k, v, w_v, **options))
-    for result in results[1:]:
-        assert bits(result) == bits(results[0])
-
-
-def test_a_batch_gives_each_item_the_bits_it_has_alone(rng, dtype):
-    q, k, v, _, grad = operands(rng, True, queries=40, keys=70, dtype=dtype)
-    whole = backward(grad, q, k, v, None, causal="bottom_right")[:3]
-    for b in range(B):
-        alone = backward(*(x[b : b + 1] for x in (grad, q, k, v)), None, causal="bottom_right")[:3]
-        for a, x in zip(alone, whole):
-            assert a.tobytes() == x[b : b + 1].tobytes()
-
-
-def test_layout_of_the_gradient_changes_no_bit(rng, dtype):
-    *inputs, grad = operands(rng, dtype=dtype)
-    expected = backward(grad, *inputs)
-    for name, arranged in LAYOUTS.items():
-        for a, b in zip(backward(arranged(grad), *inputs), expected):
-            assert (a is None and b is None) or a.tobytes() == b.tobytes(), name
-    ones = np.broadcast_to(dtype.type(1), grad.shape)  # what `out.sum()` passes back: stride 0 on every axis
-    rows = np.broadcast_to(grad[..., :1, :], grad.shape)
-    for other in (ones, rows):
-        assert bits(backward(other, *inputs)) == bits(backward(other.copy(), *inputs))
-
-
-def test_inputs_are_left_alone(rng):
-    arguments = operands(rng)
-    copies = [None if x is None else x.copy() for x in arguments]
-    *inputs, grad = arguments
-    for x in (*inputs, grad):
-        if x is not None:
-            x.flags.writeable = False
-    backward(grad, *inputs, bias=np.zeros((Q, K)))
-    assert bits(arguments) == bits(copies)
 
 
 # --- The functions' own answers --------------------------------------------------------------------
@@ -394,20 +266,3 @@ def test_what_does_not_fit_is_refused(rng, change, error, words):
     for call in (F.dot_product_attention_backward, lambda **o: F.additive_attention_backward(w_v=w_v, **o)):
         with pytest.raises(error, match=words):
             call(**named)
-
-
-def test_both_sides_agree_on_what_the_core_keeps(rng, isa, dtype):
-    """Forward and backward of the core, called as a layer calls them, are the functions."""
-    q, k, v, _, grad = operands(rng, dtype=dtype)
-    out, _, _, stats = _core.attention_forward(q, k, v, valid_lens=[5, 13], return_stats=True)
-    expected = _core.attention_backward(grad, out, stats, q, k, v, valid_lens=[5, 13])[:3]
-    same(F.dot_product_attention_backward(grad, q, k, v, [5, 13]), expected)
-
-
-@pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0)], ids=str)
-def test_a_bias_without_numbers_gets_a_gradient_without_numbers(sizes):
-    """NumPy's strides of such an array are 0; make sanitize sees what is written behind it."""
-    batch, heads, n_queries, n_keys = sizes
-    q, k = np.ones((batch, heads, n_queries, 5), np.float32), np.ones((batch, heads, n_keys, 5), np.float32)
-    grad_q, _, _, grad_bias = F.dot_product_attention_backward(q, q, k, k, bias=np.ones(sizes, np.float32))
-    assert grad_bias.shape == sizes and not grad_q.any()

@@ -23,8 +23,9 @@ from pythons import pythons
 ROOT = Path(__file__).resolve().parents[2]
 WORK, DIST = ROOT / "build" / "test-wheels", ROOT / "dist"
 OLDEST_NUMPY = {(3, 9): "1.21.6", (3, 10): "1.21.6", (3, 11): "1.23.5", (3, 12): "1.26.4", (3, 13): "2.1.3"}
-SUITE = ["test_layers", "test_layer_calls", "test_functional", "test_exactness", "test_numpy_training", "test_binding"]
-EMULATED = ["test_layers", "test_layer_calls", "test_exactness", "test_numpy_training"]
+EMULATED = ["test_layer_constructors", "test_layers", "test_layer_calls", "test_exactness", "test_trained_gradients",
+            "test_numpy_training"]  # fmt: skip
+SUITE = [*EMULATED, "test_functional", "test_binding", "test_binding_values"]
 DEBIAN_ARM64 = """
 APT::Architecture "arm64";
 APT::Architectures {{ "arm64"; }};
