@@ -3,30 +3,10 @@
 import inspect
 import pydoc
 
-import numpy as np
 import pytest
 
 import children
 import mha_c
-from mha_c import variants
-
-LAYERS = {
-    "MultiHeadAttention": lambda: mha_c.MultiHeadAttention(4, 4, 4, 6, 2, 0.0, bias=True, rng=0),
-    "DotProductAttention": lambda: mha_c.DotProductAttention(0.0),
-    "AdditiveAttention": lambda: mha_c.AdditiveAttention(4, 4, 6, 0.0, rng=0),
-    "MultiHeadedSelfAttention": lambda: variants.MultiHeadedSelfAttention(4, 2, rng=0),
-    "SelfAttentionAISummer": lambda: variants.SelfAttentionAISummer(4, rng=0),
-    "MultiHeadSelfAttentionAISummer": lambda: variants.MultiHeadSelfAttentionAISummer(4, 2, rng=0),
-}
-X = np.random.default_rng(0).standard_normal((2, 3, 4))
-
-
-@pytest.fixture
-def mha():
-    return LAYERS["MultiHeadAttention"]()
-
-
-# --- Without torch, matplotlib or dask; a reader that goes ------------------------------------------------
 
 ABSENT = """
 import sys
