@@ -9,7 +9,8 @@ from typing import Any
 OTHERS = {  # the book's names, and others for the same
     "queries": "query q hidden decoder_hidden dec_hidden decoder_state hidden_state 查询 クエリ 쿼리",
     "keys": "key k encoder_outputs encoder_output encoder_out enc_outputs enc_output enc_out encoder_hidden_states "
-    "encoder_states encoder_hidden enc_hidden enc_states memory context annotations features 键 キー 키",
+    "encoder_states encoder_hidden enc_hidden enc_states memory context annotations features "
+    "key_value_states kv_states kv 键 キー 키",
     "values": "value v 值 バリュー 밸류 값",
     "X": "x input inputs scores score s a logits hidden_states スコア",
     "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths 有效长度 有効長",
@@ -21,7 +22,8 @@ OTHERS = {  # the book's names, and others for the same
     "embed_size",
     "max_len": "max_length context_length block_size",
     "query_size": "d d_k", "key_size": "", "value_size": "",
-    "dropout": "dropout_p drop p dropout_rate attn_dropout dropout_prob attn_drop attention_dropout p_dropout",
+    "dropout": "dropout_p drop p dropout_rate dropout_prob attn_dropout attn_pdrop attn_drop attention_dropout "
+    "p_dropout",
     "bias": "use_bias qkv_bias",
 }  # fmt: skip
 HEADS = ("num_heads", *OTHERS["num_heads"].split())

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import dropout as torch_dropout
 
-from ..._recognize import books_name, root_of
+from ..._recognize import CONFIGS, books_name, root_of
 from .compared import Compared, Unlike, Weighing, weighed
 from .masks import all_cases
 from .plan import Plan, at
@@ -83,13 +83,27 @@ def _numbers(module: nn.Module) -> Iterator[tuple[str, float]]:
             yield f"{path}.p".strip("."), part.p
             continue
         for name, value in vars(part).items():
-            if type(value) in (float, int) and 0 <= value < 1 and books_name(name, ["dropout"]):
+            if _is_rate(name, value):
                 yield f"{path}.{name}".strip("."), value
+        for holder in CONFIGS:  # self.config.attn_pdrop
+            for name, value in getattr(vars(part).get(holder), "__dict__", {}).items():
+                if _is_rate(name, value):
+                    yield f"{path}.{holder}.{name}".strip("."), value
+
+
+def _is_rate(name: str, value: Any) -> bool:
+    return type(value) in (float, int) and 0 <= value < 1 and bool(books_name(name, ["dropout"]))
 
 
 def _set(module: nn.Module, path: str, value: float) -> None:
     owner, _, name = path.rpartition(".")
     setattr(at(module, owner), name, value)
+
+
+def drop_nothing(module: nn.Module) -> None:
+    """Set all probabilities that are numbers to 0."""
+    for path in [path for path, _ in _numbers(module)]:
+        _set(module, path, 0.0)
 
 
 def _place_of_number(compared: Compared, plan: Plan, paths: tuple[str, ...], cases: Any) -> Plan:

@@ -232,8 +232,10 @@ def _rate_of(module: Any, path: str) -> float:
     found: Any = at(module, path)
     if isinstance(found, nn.Module):
         return float(found.p) if found.training else 0.0
-    owner = at(module, path.rpartition(".")[0])
-    return float(found) if owner.training else 0.0
+    owner = path.rpartition(".")[0]
+    part = at(module, owner)
+    part = part if isinstance(part, nn.Module) else at(module, owner.rpartition(".")[0])  # self.config.p
+    return float(found) if part.training else 0.0
 
 
 def _whole_layer(how: How, module: Any, inputs: Inputs, parts: Any) -> tuple[Tensor, Any, None]:
