@@ -74,6 +74,131 @@ class ScoresBesideTheOutput(OneInput):
         return self.output(self.dropout(scores.softmax(-1)) @ v), scores.detach()
 
 
+# ---- what public code adds: the line is named, and what the core has for it ----------------------------------------
+
+
+class Shown(OneInput):
+    """One input, and lines that say what they do."""
+
+
+@differs(r"ALiBi.* in `return super\(\).scores\(q, k\) - .*`; dot_product_attention\(q, k, v, relative_bias=")
+class AlibiOfDistances(Shown):
+    def scores(self, q, k):
+        away = (torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]).abs()
+        return super().scores(q, k) - torch.tensor([0.5, 0.25])[:, None, None] * away
+
+
+@differs(r"holds table.*: numbers of the distance .* added to the scores .*relative_bias=their table")
+class TableOfDistances(Shown):
+    def more(self, dim):
+        self.table = nn.Parameter(torch.zeros(self.num_heads, 257))
+
+    def scores(self, q, k):
+        away = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        return super().scores(q, k) + self.table[:, away.clamp(-128, 128) + 128]
+
+
+@differs(r"in `capped = torch.tanh\(capped\)`; dot_product_attention\(q, k, v, softcap=20\)")
+class Softcapped(Shown):
+    def scores(self, q, k):
+        capped = super().scores(q, k) / 20
+        capped = torch.tanh(capped)
+        return 20 * capped
+
+
+@differs("keeps the 2 largest scores of each query in `least = .*; the core has no such step")
+class LargestScores(Shown):
+    def scores(self, q, k):
+        scores = super().scores(q, k)
+        least = scores.topk(2, dim=-1).values[..., -1:]
+        return scores.masked_fill(scores < least, -torch.inf)
+
+
+@differs(r"2 of the keys before it, and 0 .*window=\(2, 0\)\) does that")
+class SlidingWindow(Shown):
+    def masked(self, scores, lens):
+        away = torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])
+        return scores.masked_fill((away < 0) | (away > 2), -torch.inf)
+
+
+@differs("positions .*keep_mask=that mask")
+class OtherBlocksHidden(Shown):
+    """In the first block nothing of the future is hidden, which few keys show as no mask at all."""
+
+    def masked(self, scores, lens):
+        block = torch.arange(scores.shape[-1]) // 4
+        return scores.masked_fill(block[:, None] != block, -torch.inf)
+
+
+@differs("holds sink.*one number of each head more in its sum .*sinks=those numbers")
+class Sinks(Shown):
+    def more(self, dim):
+        self.sink = nn.Parameter(torch.zeros(self.num_heads))
+
+    def forward(self, x):
+        q, k, v = self.project(x, x, x)
+        scores = self.scores(q, k)
+        sink = self.sink[:, None, None].expand(len(scores), -1, scores.shape[2], 1)
+        return self.output(self.dropout(torch.cat((scores, sink), -1).softmax(-1)[..., :-1]) @ v)
+
+
+@differs("multiplied by 0.7143, not by 1 / sqrt.* in `return .* / 1.4`; .*scale=0.7143")
+class AnotherTemperature(Shown):
+    def scores(self, q, k):
+        return q @ k.transpose(2, 3) / 1.4
+
+
+@differs("normalises the queries in `q, k = .*`; give what comes of it to dot_product_attention")
+class NormalisedHeads(Shown):
+    def scores(self, q, k):
+        q, k = (nn.functional.layer_norm(x, x.shape[-1:]) for x in (q, k))
+        return super().scores(q, k)
+
+
+@differs("elu of the queries in `q, k = ")
+class Linear(Shown):
+    def forward(self, x):
+        q, k, v = self.project(x, x, x)
+        q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
+        return self.output(q @ (k.transpose(2, 3) @ v) / (q @ k.sum(2).unsqueeze(3)))
+
+
+@differs("changes the order of the output in `x = x.flip")
+class HeadsFromTheLast(Shown):
+    def join(self, x):
+        x = x.flip(1)
+        return super().join(x)
+
+
+@differs("in training: it multiplies the output by other numbers in `return 1.1 ")
+class LouderInTraining(Shown):
+    def output(self, x):
+        if self.training:
+            return 1.1 * super().output(x)
+        return super().output(x)
+
+
+@differs("without a mask it is the core's, with one it is not: in `scores = scores - 3")
+class MaskSubtracted(Shown):
+    def forward(self, x, mask=None):
+        q, k, v = self.project(x, x, x)
+        scores = self.scores(q, k)
+        if mask is not None:
+            scores = scores - 3 * mask[:, None].float() ** 2 * scores.abs()
+        return self.output(self.dropout(scores.softmax(-1)) @ v)
+
+
+@differs("scores are not divided by sqrt.d., in `scores = q @ .*scale=1")
+class NotScaledOfOneOrTwoInputs(Shown):
+    """Keys and values are one input: none gets what is the other's."""
+
+    def forward(self, hidden_states, key_value_states=None):
+        states = hidden_states if key_value_states is None else key_value_states
+        q, k, v = self.project(hidden_states, states, states)
+        scores = q @ k.transpose(2, 3)
+        return self.output(self.dropout(scores.softmax(-1)) @ v)
+
+
 def interacting(mask, padding, scores):
     """Two masks that are right one by one."""
     both = mask is not None and padding is not None

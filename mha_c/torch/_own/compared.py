@@ -184,7 +184,7 @@ class Compared:
     def firsts(self, given: dict[str, Any], layouts: tuple[str, str]) -> Iterator[tuple[Any, dict[str, Any]]]:
         """(result of a first call, what was given beside the inputs): lengths, or a mask, that hide nothing where it
         needs them.  Whether a mask of ones hides nothing, or all, is not known yet."""
-        for filled in self._filled(given, layouts):
+        for filled in self.filled(given, layouts):
             try:
                 result = self.call({**given, **filled})
             except Exception as error:
@@ -195,7 +195,7 @@ class Compared:
             if not filled:
                 return
 
-    def _filled(self, given: dict[str, Any], layouts: tuple[str, str]) -> Iterator[dict[str, Any]]:
+    def filled(self, given: dict[str, Any], layouts: tuple[str, str]) -> Iterator[dict[str, Any]]:
         yield {}
         q = arranged(given["queries"], layouts[0])
         k = arranged(given["keys"], layouts[1]) if "keys" in given else q

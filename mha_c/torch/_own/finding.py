@@ -20,6 +20,7 @@ from .compared import Unlike, is_comparing, isolated
 from .made import is_made, is_ours, make
 from .plan import Plan
 from .probing import fitted
+from .telling import Told, what_differs
 
 LEFT: Any = weakref.WeakKeyDictionary()  # {module: why it was left}
 _KINDS = {"multi_head": "multi_head", "additive": "additive", "dot": "dot_product"}
@@ -46,7 +47,8 @@ def kind_of(module: nn.Module) -> str:
         return ""
     found = weights_of(module)
     if not found:
-        return ""
+        few = sum(1 for _ in module.parameters()) <= 4
+        return "dot" if few and {"queries", "keys", "values"} <= by_name else ""
     others, own = found[0].unused(module), sum(map(len, found[0].parts.values()))
     if len(others) > (0 if holds_attention(module) else own):  # a block, with more in it
         return ""
@@ -137,30 +139,57 @@ class Conversion:
             return f"could not be compared: {type(error).__name__}: {error}".split("\n")[0]
 
     def _in_words(self, module: nn.Module, reason: str) -> str:
-        if reason:
-            return f"differs: {reason}"
-        kind = type(module)
+        kind = type(module), reason
         if kind not in self._told:
-            self._told[kind] = told(module)
+            self._told[kind] = told(module, reason)
         return self._told[kind]
 
 
-def told(module: nn.Module) -> str:
-    """What `teach.check` says of a module that computes something else; of one with one input also as a causal one."""
+_RANDOM = "it gives other numbers each time, also in evaluation"
+_IN_TRAINING = "it computes something else in training"
+
+
+def told(module: nn.Module, reason: str = "") -> str:
+    """Why a module is left: the reason, or what `teach.check` says, and the line that differs."""
+    try:
+        line = what_differs(module, reason == _IN_TRAINING)
+    except Exception:  # a class of somebody else may raise anything
+        line = Told()
+    if reason:
+        more = line.words and (reason == _IN_TRAINING or "which the book's has not" in reason)
+        return f"differs: {reason}{f': {line}' if more else ''}"
+    said, mistakes = _said_by_check(module)
+    if line.words and (not said or (line.known and ", and " in said)):  # two mistakes may explain by chance
+        return f"differs: {line}"
+    if not said:
+        return OTHER
+    hides = mistakes[:1] and re.match("(no_)?mask|lens", mistakes[0])
+    if hides and {"mask", "valid_lens"} & {*arguments(module).values()}:  # the line is one of a call without them
+        return f"differs: {said}" + (f"; and {line}" if line.words and not line.hides else "")
+    where = f", {line.line}" if line.line and not line.product else ""
+    return f"differs: {said}{where}{line.rest if line.known else ''}"
+
+
+def _said_by_check(module: nn.Module) -> tuple[str, list[str]]:
+    """(what `teach.check` says of a module that computes something else, the mistakes); of one with one input also as a
+    causal one."""
     kind = _KINDS[kind_of(module)]
     one_input = kind == "multi_head" and "keys" not in arguments(module).values()
     for each in (kind, "causal_multi_head") if one_input else (kind,):
         try:
             with isolated():
-                first = str(teach.check(module, each)).split("\n")[0]
+                result = teach.check(module, each)
+                first = str(result).split("\n")[0]
         except Exception:
             continue
         found = re.search(r"equals the book's(?: \w+)? if (.*?)\.?$", first)
+        if result.mistakes == ["sees_future"]:  # then it is the kind that is not causal, and differs elsewhere
+            continue
         if found is not None and (each == kind or ", and " not in found[1]):
-            return f"differs: {found[1]}"
+            return found[1], result.mistakes
         if "gives other numbers each time" in first:
-            return "differs: it gives other numbers each time, also in evaluation"
-    return OTHER
+            return _RANDOM, []
+    return "", []
 
 
 def holds_attention(module: nn.Module) -> bool:

@@ -31,7 +31,7 @@ def fitted(module: nn.Module) -> Plan:
         return plan
 
 
-def _layouts(compared: Compared, kind: str) -> list[tuple[tuple[int, int], list[tuple[str, str]]]]:
+def layouts_to_try(compared: Compared, kind: str) -> list[tuple[tuple[int, int], list[tuple[str, str]]]]:
     """For each rank of queries and keys, the axes that they may have."""
     found = [((3, 3), [("BQC", "BQC"), ("QBC", "QBC")]), ((2, 2), [("QC", "QC")])]
     one_query = ((2, 3), [("BC", "BQC"), ("BC", "QBC")])
@@ -45,7 +45,7 @@ def _layouts(compared: Compared, kind: str) -> list[tuple[tuple[int, int], list[
 
 def _based(compared: Compared) -> Plan:
     """What names and a first call tell: the kind, the weights, axes, whether it is causal, what it gives."""
-    ways = _with_more_heads(compared, list(weights_of(compared.own))) or [None]
+    ways = with_more_heads(compared, list(weights_of(compared.own))) or [None]
     if ways[0] is not None and ways[0].unused(compared.own):
         raise Unlike(f"it holds {', '.join(ways[0].unused(compared.own)[:3])}, which the book's has not")
     kind = "dot" if ways == [None] else "additive" if "w_v" in ways[0].parts else "multi_head"
@@ -53,7 +53,7 @@ def _based(compared: Compared) -> Plan:
     plan = Plan(kind, compared.takes, None, {}, len(by_place), most_keys=compared.most_keys)
     width = 0 if ways[0] is None else ways[0].sizes(compared.own)["W_q"][1] // ways[0].num_heads
     tables: Any = tables_for(compared.roles, width)
-    for table, features in itertools.product(tables, [4, *_widths(compared.own)] if kind == "dot" else [4]):
+    for table, features in itertools.product(tables, [4, *widths(compared.own)] if kind == "dot" else [4]):
         compared.table, compared.width, compared.runs = table, features, False
         found = _with_layouts(compared, plan, ways)
         if not found.layouts:
@@ -64,11 +64,16 @@ def _based(compared: Compared) -> Plan:
             most = found.most_keys if found.rotary is None else most_positions(compared.own, width)
             compared.most_keys = min(found.most_keys, most)
             return found._replace(most_keys=compared.most_keys)
+    if not compared.runs and ways[0] is not None and "W_o" in ways[0].parts:
+        sizes, heads = ways[0].sizes(compared.own), ways[0].num_heads
+        if sizes["W_q"][0] * heads == sizes["W_o"][0] > sizes["W_q"][0]:
+            what = f"features of one head, {sizes['W_q'][0]}, and all heads share it"
+            raise Unlike(f"its {ways[0].places()['W_q']} takes the {what}; the book's takes all features of a row")
     other = compared.other_result
     raise Unlike(f"result {other} of its call is neither its output nor its weights" if other else "")
 
 
-def _widths(module: nn.Module) -> list[int]:
+def widths(module: nn.Module) -> list[int]:
     """For how many features numbers in it, or in its parts, may be the scale: n, or its root, or one over that."""
     held = [x for part in module.modules() for x in vars(part).values() if type(x) in (int, float) and x > 0]
     held += [float(x) for x in tensors_of(module) if x.numel() == 1 and x > 0]
@@ -89,7 +94,7 @@ def _only_features(compared: Compared, plan: Plan) -> int:
 
 def _with_layouts(compared: Compared, plan: Plan, ways: list[Any]) -> Plan:
     """The plan with all the layouts in which a first call gives what ours does."""
-    for ranks, choices in _layouts(compared, plan.kind):
+    for ranks, choices in layouts_to_try(compared, plan.kind):
         before = plan
         squares = (False, True) if "keys" in compared.roles else (False,)
         for alike, layouts, square in itertools.product(_by_features(compared, ways), choices, squares):
@@ -110,14 +115,15 @@ def _by_features(compared: Compared, ways: list[Any]) -> list[list[Any]]:
     return list(found.values())
 
 
-def _with_more_heads(compared: Compared, ways: list[Any]) -> list[Any]:
+def with_more_heads(compared: Compared, ways: list[Any]) -> list[Any]:
     """The ways, and those with more heads where no attribute says how many there are."""
     found = list(ways)
     for way in ways:
-        width = way.sizes(compared.own)["W_q"][1]
-        if way.num_heads == 1 and "w_v" not in way.parts:
+        width, shared = (way.sizes(compared.own)[name][1] for name in ("W_q", "W_k"))
+        if way.num_heads == 1 and "w_v" not in way.parts and width:
             more = [n for n in (2, 4, 8, 3, 6, 12, 16, 5, 10, 32) if width % n == 0 and n < width]
-            found += [way._replace(num_heads=n, num_kv_heads=n) for n in more]
+            kv = {n: n * shared // width for n in more if n * shared % width == 0 and shared}  # they may share keys
+            found += [way._replace(num_heads=n, num_kv_heads=kv.get(n, n)) for n in more]
     return found
 
 
