@@ -3,6 +3,8 @@
 `unit_call` has unit vectors as values, so that the output is the weights after dropout.
 """
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -220,21 +222,17 @@ def test_attention_weights_are_those_before_dropout(rng, dtype):
 def test_items_keep_their_numbers_in_slices(rng, threads):
     """A large batch goes through the layer in slices; what is dropped depends on the item's place in the batch."""
     get_num_threads()
-    layer = mha_c.MultiHeadAttention(64, 2, 0.4, rng=3)
+    stream = np.random.default_rng(3)
+    layer = mha_c.MultiHeadAttention(64, 2, 0.4, rng=stream)
     x = rng.standard_normal((40, 70, 64)).astype(np.float32)
     layer(x[:1], x[:1], x[:1])  # fixes the open sizes
     set_num_threads(threads)
     assert mha_c.explain(layer, x, x, x, training=True).as_dict()["n_slices"] > 1
+    seed = int(copy.deepcopy(stream).integers(0, 2**64, dtype=np.uint64))  # what the layer draws for its next call
     out = layer(x, x, x, training=True)
-
-    def heads(x, W):
-        return _core.linear(x, W).reshape(40, 70, 2, 32).transpose(0, 2, 1, 3)
-
-    W_q, W_k, W_v, W_o = layer._plan.in_core[0]
-    attended, *_ = _core.attention_forward(heads(x, W_q), heads(x, W_k), heads(x, W_v), None, None,
-                                           dropout=0.4, seed=layer._record.kept.seed)  # fmt: skip
-    context = np.ascontiguousarray(attended.transpose(0, 2, 1, 3)).reshape(40, 70, 64)
-    assert np.array_equal(out, _core.linear(context, W_o))
+    q, k, v = (mha_c.transpose_qkv(W(x), 2).reshape(40, 2, 70, 32) for W in (layer.W_q, layer.W_k, layer.W_v))
+    attended = F.dot_product_attention(q, k, v, dropout=0.4, rng=seed)
+    assert np.array_equal(out, layer.W_o(mha_c.transpose_output(attended.reshape(80, 70, 32), 2)))
 
 
 def test_the_stream_of_a_layer_decides(rng):

@@ -134,11 +134,11 @@ def test_dropout_can_be_changed(inputs):
 # --- attention_weights ---------------------------------------------------------------------------
 
 
-def layers_and_calls(rng, dtype, batch, queries, keys):
+def layers_and_calls(rng, dtype, batch, queries, keys, **options):
     q, k, v = (rng.standard_normal((batch, rows, 6)).astype(dtype) for rows in (queries, keys, keys))
-    yield MultiHeadAttention(12, 3, 0.2, rng=1, dtype=dtype), (q, k, v)
-    yield AdditiveAttention(8, 0.2, rng=1, dtype=dtype), (q, k, v)
-    yield DotProductAttention(0.2), (q, k, v)
+    yield MultiHeadAttention(12, 3, 0.2, rng=1, dtype=dtype, **options), (q, k, v)
+    yield AdditiveAttention(8, 0.2, rng=1, dtype=dtype, **options), (q, k, v)
+    yield DotProductAttention(0.2, **options), (q, k, v)
 
 
 def test_weights_before_the_first_call():
@@ -157,8 +157,8 @@ def test_weights_are_those_of_the_call_whatever_changes_after_it(rng, dtype, que
         weights = layer.attention_weights
         assert weights.flags.writeable and weights.dtype == dtype
         q[:], k[:], lens[:] = 9, 9, 9
-        for linear in layer._linears.values():
-            linear.weight = np.zeros(linear.weight.shape)
+        for p in layer.parameters():
+            p.data = np.zeros(p.shape)
         again = copy.deepcopy(layer).attention_weights  # computed from what the call has kept
         np.testing.assert_array_equal(again, weights)
         assert layer.attention_weights is weights  # one array, as torch's modules give one tensor
@@ -197,8 +197,7 @@ def test_a_refused_call_keeps_the_weights(inputs):
 @pytest.mark.parametrize("empty_rows", ["uniform", "zero"])
 @pytest.mark.parametrize("queries", [3, 60])
 def test_empty_rows(rng, dtype, empty_rows, queries):
-    for layer, (q, k, v) in layers_and_calls(rng, dtype, 2, queries, 50):
-        layer._empty_rows = empty_rows
+    for layer, (q, k, v) in layers_and_calls(rng, dtype, 2, queries, 50, empty_rows=empty_rows):
         values = layer.W_v(v) if isinstance(layer, MultiHeadAttention) and layer(q, k, v) is not None else v
         out, weights = layer(q, k, v, [0, -3]), layer.attention_weights
         expected = 1 / 50 if empty_rows == "uniform" else 0
@@ -230,7 +229,8 @@ def test_copies(rng, dtype, duplicate, keys):
         assert repr(twin) == repr(layer) and twin.training == layer.training
         if isinstance(twin, MultiHeadAttention):
             assert twin.attention.attention_weights.shape == (6, keys, keys)
-            assert twin.attention.dropout is twin._dropout
+            twin.attention.dropout.p = 1.0  # one part, which the copy uses
+            assert not twin(q, k, v, training=True).any()
 
 
 def test_a_deep_copy_has_parameters_of_its_own(inputs):

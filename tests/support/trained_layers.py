@@ -22,8 +22,9 @@ def make(kind, dropout=0.0, rng=0, dtype=np.float64, empty_rows="uniform"):
     if kind == "additive":
         return AdditiveAttention(5, 6, 7, dropout, **options)
     layer = MultiHeadAttention(5, 6, 8, 12, 3, dropout, bias=kind == "with biases", **options)
-    for _, p in layer.named_parameters():
-        p.data = layer._rng.standard_normal(p.shape)  # biases that are not 0
+    drawn = np.random.default_rng(rng)
+    for p in layer.parameters():
+        p.data = drawn.standard_normal(p.shape)  # biases that are not 0
     return layer
 
 
