@@ -77,6 +77,7 @@ for isa in [name for name, offered in _core.isas() if offered]:
 """
 
 
+@pytest.mark.thread_unsafe(reason="selects instruction sets")
 def test_processes(capsys):
     """Addresses are drawn anew for each process; so is what stands in fresh memory."""
     first, second = (children.python("-c", PROGRAM).stdout.splitlines() for _ in range(2))

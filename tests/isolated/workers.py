@@ -36,8 +36,9 @@ class Examples:
         return np.frombuffer(attend(i), np.float32).copy()
 
 
-def copy_weights(module, weights):
-    weights.copy_(module.attention_weights.detach())
+def copy_weights(*pairs):
+    for module, weights in pairs:
+        weights.copy_(module.attention_weights.detach())
 
 
 def hand_over(method):
@@ -51,15 +52,18 @@ def hand_over(method):
         (mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0), (x, x, x, torch.tensor([3, 9])), False),
         (mt.variants.MultiHeadedSelfAttention(8, 4), (x[..., :8],), True),
     ]
+    all_expected, pairs = [], []
     for module, inputs, grad in calls:
         with torch.set_grad_enabled(grad):
             module(*inputs)
-        expected = copy.deepcopy(module).attention_weights.detach()  # that of the module itself stays unread
-        found = torch.zeros_like(expected).share_memory_()
-        child = torch.multiprocessing.get_context(method).Process(target=copy_weights, args=(module, found))
-        child.start()
-        child.join(HANGS)
-        assert child.exitcode == 0 and torch.equal(found, expected), "a child's weights differ"
+        all_expected.append(copy.deepcopy(module).attention_weights.detach())  # that of the module itself stays unread
+        pairs.append((module, torch.zeros_like(all_expected[-1]).share_memory_()))
+    child = torch.multiprocessing.get_context(method).Process(target=copy_weights, args=pairs)
+    child.start()
+    child.join(HANGS)
+    assert child.exitcode == 0, "a child ended with an error"
+    for expected, (_, found) in zip(all_expected, pairs):
+        assert torch.equal(found, expected), "a child's weights differ"
 
 
 def main(method):
