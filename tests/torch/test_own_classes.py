@@ -15,7 +15,7 @@ import mha_c
 import mha_c.torch as mt
 import own_attention
 import own_self_attention
-from converted import TOLERANCE, ZOO, drawn, split, tensors
+from converted import TOLERANCE, ZOO, again, drawn, split, tensors
 from own_lookalikes import LOOKALIKES
 
 
@@ -33,16 +33,17 @@ def weights_kept(module):
 
 @pytest.fixture(params=ZOO)
 def pair(request):
-    return (*drawn(request.param), ZOO[request.param][1])
+    return (*again(request.param), ZOO[request.param][1])
 
 
 def test_the_zoo_is_large():
     assert len(ZOO) >= 40
 
 
-def test_same_outputs_gradients_and_weights(pair):
-    module, twin, calls = pair
-    for call in calls:
+@pytest.mark.parametrize("name", ZOO)
+def test_same_outputs_gradients_and_weights(name):
+    module, twin = drawn(name)
+    for call in ZOO[name][1]:
         args, named = split(call)
         assert mha_c.explain(module, *args, **named).as_dict()["way"] == "core", named
         results = []
@@ -94,9 +95,9 @@ def test_it_stays_the_readers(pair):
     with torch.no_grad():
         expected = tensors(twin.eval()(*args, **named))
     module.eval()(*args, **named)
-    for again in (copy.deepcopy(module), copy.copy(module)):
-        assert mha_c.explain(again, *args, **named).as_dict()["way"] == "core"
-        torch.testing.assert_close(tensors(again(*args, **named)), expected, **TOLERANCE)
+    for twice in (copy.deepcopy(module), copy.copy(module)):
+        assert mha_c.explain(twice, *args, **named).as_dict()["way"] == "core"
+        torch.testing.assert_close(tensors(twice(*args, **named)), expected, **TOLERANCE)
     loaded = pickle.loads(pickle.dumps(module))
     assert type(loaded) is kind and vars(loaded).keys() == vars(twin).keys()
     torch.testing.assert_close(tensors(loaded(*args, **named)), expected, **TOLERANCE)

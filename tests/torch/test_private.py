@@ -139,10 +139,15 @@ NOTHING = "torch.cuda.is_available"  # not asked for by a call on the CPU
 WITH = "print(*[x.double().sum().item() for x in step()])"
 
 
-# Importing torch takes seconds: one process does it, and forks one for each name, whose words go to files.  A fork ends
-# at once: Python's own end of it, object by object in pages that were shared, takes most of a second.
+# Importing torch takes seconds: one process does it, with what torch imports at its first backward pass, and forks one
+# for each name, whose words go to files.  A fork ends at once: Python's own end of it, object by object in pages that
+# were shared, takes most of a second.
 FORKS = """
 import json, os, sys, torch, traceback
+try:
+    import torch.fx.experimental.symbolic_shapes
+except ImportError:  # of older versions
+    pass
 folder, programs = sys.argv[1], json.loads(sys.argv[2])
 for path, code in programs.items():
     child = os.fork()
