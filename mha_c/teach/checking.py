@@ -35,6 +35,8 @@ from .training import training
 from .verdicts import known, random, right, unknown, unmade
 from .words import said, say
 
+_Found = tuple[Run, str]  # a run that is right, and the book's function that it equals
+
 
 @refuses_at_the_call
 def check(
@@ -117,50 +119,89 @@ def _may_be_causal(student: Student) -> bool:
     return student.kind == "multi_head" and student.attends_to_itself
 
 
+class _Wrong(Exception):
+    """The first comparison that is wrong ends all: its answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+
 def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answer:
-    """The student's answers beside the book's, round after round: the first that is wrong is the answer."""
-    found: list[tuple[Run, str]] = []
-    for asked in rounds(student):
-        tried = runs(student, asked, means, _equals)
-        one = _right_run(tried)
-        if one is None and may_be_a_mask(asked):
-            masked = runs(student, as_mask(asked), means, _equals)
-            one = _right_run(masked)
-            tried = masked if _errors(masked) < _errors(tried) else tried
-        if one is None and asked.role == "flag" and found and _errors(tried) == 1:
-            # torch's own layer takes is_causal beside a mask alone.
-            masked = [run for run, _ in found if run.way.mask is not None]
-            one = _right_run([run_of(student, asked._replace(beside=x.asked.parameter), x.way) for x in masked])
-        if one is None:
-            more = [say("note_chosen", choice=f"{asked.parameter}=True")] if asked.role == "flag" and found else []
-            answer = _wrong(tried, [*notes, *more])
-            one = _right_run(in_other_layouts(tried[0], _equals)) if answer.mistakes == ["unknown"] else None
-            if one is None:
-                return answer
-        found.append(one)
-    for chosen, made, asked in choices(student):
-        tried = runs(made, asked, means, _equals)
-        one = _right_run(tried)
-        if one is None:
-            return _wrong(tried, [*notes, say("note_chosen", choice=chosen)])
-        found.append(one)
-    unknown_names = untried(student)
-    for name in list(unknown_names):
-        if not takes_masks(student):
-            break
-        one = _right_run(runs(student, Round(forms_of_mask(student), "mask", name), means, _equals))
-        if one is not None:
-            found.append(one)
-            unknown_names.remove(name)
-            notes = [*notes, say("note_unknown_used", argument=name)]
+    """The student's answers beside the book's: of its rounds, of what its constructor can choose, of unknown names."""
+    found: list[_Found] = []
+    try:
+        for asked in rounds(student):
+            found.append(_in_round(student, asked, means, notes, found))
+        for chosen, made, asked in choices(student):
+            found.append(_right_one(runs(made, asked, means, _equals), [*notes, say("note_chosen", choice=chosen)]))
+    except _Wrong as wrong:
+        return wrong.answer
+    masks_by_other_names = _by_other_names(student, means)
+    notes = [*notes, *(say("note_unknown_used", argument=name) for name in masks_by_other_names)]
     first = next((pair for pair in found if pair[0].asked.role != "flag"), found[0])
-    left = [("untried", say("untried", argument=name)) for name in unknown_names]
-    left += [("untried", say("untried_made", argument=name)) for name in left_of_constructor(student)]
-    left += [*biases(*first), *training(first[0])]
-    for _, made in made_with(student, True):
-        left += extra(run_of(made, first[0].asked, first[0].way), first[1])
+    found += masks_by_other_names.values()
+    untried_names = [name for name in untried(student) if name not in masks_by_other_names]
     apart, more = together(found)
-    return right(found, [*apart, *left, *beyond(*first)], [*notes, *more, *of_large_scores(*first)])
+    left = [*apart, *_left(student, untried_names), *_beside_numbers(student, first)]
+    return right(found, left, [*notes, *more, *of_large_scores(*first)])
+
+
+def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[str], found: list[_Found]) -> _Found:
+    """The right run of a round; _Wrong if there is none.  `found`: those of the rounds before."""
+    tried = runs(student, asked, means, _equals)
+    one = _right_run(tried)
+    if one is None and may_be_a_mask(asked):
+        masked = runs(student, as_mask(asked), means, _equals)
+        one = _right_run(masked)
+        tried = masked if _errors(masked) < _errors(tried) else tried
+    after_others = asked.role == "flag" and bool(found)
+    if one is None and after_others and _errors(tried) == 1:
+        # torch's own layer takes is_causal beside a mask alone.
+        masked = [run for run, _ in found if run.way.mask is not None]
+        one = _right_run([run_of(student, asked._replace(beside=x.asked.parameter), x.way) for x in masked])
+    if one is not None:
+        return one
+    more = [say("note_chosen", choice=f"{asked.parameter}=True")] if after_others else []
+    try:
+        return _right_one(tried, [*notes, *more])
+    except _Wrong as wrong:
+        others = in_other_layouts(tried[0], _equals) if wrong.answer.mistakes == ["unknown"] else []
+        one = _right_run(others)
+        if one is None:
+            raise
+        return one
+
+
+def _right_one(tried: list[Run], notes: list[str]) -> _Found:
+    """The first run that is right; _Wrong if none is."""
+    one = _right_run(tried)
+    if one is None:
+        raise _Wrong(_wrong(tried, notes))
+    return one
+
+
+def _by_other_names(student: Student, means: Optional[str]) -> dict[str, _Found]:
+    """The arguments by unknown names that are masks, as their numbers tell."""
+    names = untried(student) if takes_masks(student) else []
+    asked = {name: Round(forms_of_mask(student), "mask", name) for name in names}
+    found = {name: _right_run(runs(student, each, means, _equals)) for name, each in asked.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _left(student: Student, names: list[str]) -> list[tuple[str, str]]:
+    """Ids and words of what was not tried."""
+    of_call = [("untried", say("untried", argument=name)) for name in names]
+    return of_call + [("untried", say("untried_made", argument=name)) for name in left_of_constructor(student)]
+
+
+def _beside_numbers(student: Student, first: _Found) -> list[tuple[str, str]]:
+    """Ids and words of what a right run does not show: biases, dropout, other parameters, many keys."""
+    run, form = first
+    found = [*biases(run, form), *training(run)]
+    for _, made in made_with(student, True):
+        found += extra(run_of(made, run.asked, run.way), form)
+    return [*found, *beyond(run, form)]
 
 
 def _errors(tried: list[Run]) -> float:
@@ -174,7 +215,7 @@ def _equals(run: Run) -> str:
     return next((form for form in run.asked.forms if is_right(run, form)), "")
 
 
-def _right_run(tried: list[Run]) -> Optional[tuple[Run, str]]:
+def _right_run(tried: list[Run]) -> Optional[_Found]:
     """The first run that is right, and the book's function that it equals."""
     return next(((run, form) for run in tried for form in [_equals(run)] if form), None)
 
