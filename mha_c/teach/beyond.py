@@ -5,20 +5,23 @@ first values, and what depends on many keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .._arguments.arrays import is_tensor
+from .._recognize.stored import at, write
 from .comparing import equal, is_misshapen, output
 from .making import is_open, plain
 from .mistakes import function
 from .probes import Inputs
 from .rounds import Run
+from .student import WEIGHTS
 from .words import say
 
 _MANY = (64, 32, 16)  # keys; a layer may have room for fewer
 _TABLES = ("positional_encoding", "rope")  # kinds that keep tables of numbers that are the book's own
+_INPUT = {"W_q": "queries", "W_k": "keys", "W_v": "values"}  # what each weight multiplies, where there are three inputs
 _WITHOUT_KEYS = (*_TABLES, "transpose_qkv", "transpose_output")
 
 
@@ -42,21 +45,6 @@ def extra(run: Run, form: str) -> list[tuple[str, str]]:
 # ---- parameters ------------------------------------------------------------------------------------------------------
 
 
-class _Held(NamedTuple):
-    """A parameter that is no weight of the book."""
-
-    path: str
-    owner: Any
-    name: str
-    value: Any
-
-    def write(self, new: Any) -> None:
-        if is_tensor(self.value):
-            self.value.data.copy_(self.value.data.new_tensor(new))
-        else:
-            setattr(self.owner, self.name, np.array(new, self.value.dtype))
-
-
 def _extra(run: Run, form: str) -> list[str]:
     """The parameters that belong to no weight of the book, and change the result once they have other numbers."""
     student, inputs = run.student, run.probes[-1]
@@ -64,24 +52,25 @@ def _extra(run: Run, form: str) -> list[str]:
     layer = student.layers.at(inputs)
     parts = student.layers.weights(layer)[0].parts if student.has_weights else {}
     used = {path for part in parts.values() for each in part for path in (each.weight, each.bias)}
-    held = [each for each in _parameters(layer) if each.path not in used]
-    if not held or _same(run, form, held):
+    held = [path for path in _parameters(layer) if path not in used]
+    if not held or _same(run, form, layer, held):
         return []
-    matter = [each for each in held if not _same(run, form, [each])]
-    return [each.path for each in matter or held if not _is_a_bias(run, form, each)]
+    matter = [path for path in held if not _same(run, form, layer, [path])]
+    return [path for path in matter or held if not _is_a_bias(run, form, layer, path)]
 
 
-def _parameters(layer: Any, before: str = "", depth: int = 3) -> Iterator[_Held]:
-    """Those of torch that learn; else arrays of ones or zeros: others, as a table, are right only as they are."""
+def _parameters(layer: Any, before: str = "", depth: int = 3) -> Iterator[str]:
+    """The paths of those of torch that learn; else of arrays of ones or zeros: others, as a table, are right only as
+    they are."""
     if hasattr(layer, "named_parameters"):
         for path, x in layer.named_parameters():
             if is_tensor(x) and x.requires_grad and not is_open(x):
-                yield _Held(before + path, None, "", x)
+                yield before + path
         return
     for name, x in getattr(layer, "__dict__", {}).items():
         if isinstance(x, np.ndarray) or is_tensor(x):
             if _is_neutral(x):
-                yield _Held(before + name, layer, name, x)
+                yield before + name
         elif depth and not isinstance(x, type):
             yield from _parameters(x, f"{before}{name}.", depth - 1)
 
@@ -91,46 +80,49 @@ def _is_neutral(x: Any) -> bool:
     return numbers.dtype.kind == "f" and numbers.ndim > 0 and bool((numbers == 0).all() or (numbers == 1).all())
 
 
-def _numbers(held: _Held) -> Any:
-    return np.random.default_rng(7).uniform(0.5, 2, tuple(held.value.shape)).round(1)
+def _numbers(layer: Any, path: str) -> Any:
+    return np.random.default_rng(7).uniform(0.5, 2, tuple(at(layer, path).shape)).round(1)
 
 
-def _same(run: Run, form: str, held: Sequence[_Held], expected: Any = None) -> bool:
-    """Whether the result is the expected one, by default the book's, with other numbers in these."""
+def _same(run: Run, form: str, layer: Any, paths: Sequence[str], expected: Any = None) -> bool:
+    """Whether the result is the expected one, by default the book's, with other numbers in these parameters."""
     inputs = run.probes[-1]
-    firsts = [np.array(plain(each.value)) for each in held]
+    firsts = [np.array(plain(at(layer, path))) for path in paths]
     try:
-        for each in held:
-            each.write(_numbers(each))
+        for path in paths:
+            write(layer, path, _numbers(layer, path))
         outcome = run.student(inputs, run.way, run.asked)
     finally:
-        for each, first in zip(held, firsts):
-            each.write(first)
+        for path, first in zip(paths, firsts):
+            write(layer, path, first)
     return equal(outcome, output(function(form), inputs) if expected is None else expected)
 
 
-def _is_a_bias(run: Run, form: str, held: _Held) -> bool:
+def _is_a_bias(run: Run, form: str, layer: Any, path: str) -> bool:
     """Whether it is added to a projection, as the book's layers do with bias=True."""
-    inputs, new = run.probes[-1], _numbers(held).ravel()
-    for weight, name in (("W_q", "queries"), ("W_k", "keys"), ("W_v", "values"), ("W_o", "")):
-        if weight not in inputs or inputs[weight].shape[1] != new.size:
-            continue
-        if not name:
-            with_bias = output(function(form), inputs) + new
-        elif name in inputs:
-            more = {name: with_ones(inputs[name]), weight: np.concatenate([inputs[weight], new[None]])}
-            with_bias = output(function(form), {**inputs, **more})
-        else:
-            zeros = {each: 0 * new if each != weight else new for each in ("W_q", "W_k", "W_v")}
-            more = {each: np.concatenate([inputs[each], row[None]]) for each, row in zeros.items()}
-            with_bias = output(function(form), {**inputs, **more, "X": with_ones(inputs["X"])})
-        if with_bias is not None and _same(run, form, [held], with_bias):
-            return True
-    return False
+    inputs, new = run.probes[-1], _numbers(layer, path).ravel()
+    names = [name for name in WEIGHTS["multi_head"] if name in inputs and inputs[name].shape[1] == new.size]
+    expected = (with_biases(inputs, form, {name: new}) for name in names)
+    return any(each is not None and _same(run, form, layer, [path], each) for each in expected)
 
 
-def with_ones(x: Any) -> Any:
-    """The rows with one more feature, which is 1: a bias is one more row of a weight."""
+def with_biases(inputs: Inputs, form: str, given: dict[str, Any]) -> Any:
+    """What the book gives: a bias is one more row of its weight, for one more feature, which is 1."""
+    weights = {name: first for name, first in _INPUT.items() if name in inputs}
+    more: Inputs = {name: _with_ones(inputs[name]) for name in (*weights.values(), "X") if name in inputs}
+    for name in weights:
+        wide = inputs[name].shape[1]
+        bias = given.get(name, np.zeros(wide))
+        if len(bias) < wide:  # heads that share keys share the bias
+            share, size = wide // len(bias), wide // inputs["num_heads"]
+            bias = np.repeat(bias.reshape(-1, size), share, axis=0).ravel()
+        more[name] = np.concatenate([inputs[name], bias[None]])
+    made = output(function(form), {**inputs, **more})
+    return None if made is None else made + given.get("W_o", 0)
+
+
+def _with_ones(x: Any) -> Any:
+    """The rows with one more feature, which is 1."""
     return np.concatenate([x, np.ones((*x.shape[:-1], 1))], axis=-1)
 
 

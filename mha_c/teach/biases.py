@@ -8,16 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .beyond import with_ones
-from .comparing import equal, output
+from .beyond import with_biases
+from .comparing import equal
 from .making import asks_for, constructor_parameters, takes_config
-from .mistakes import function
-from .probes import Inputs
 from .rounds import Run, run_of
 from .student import Student
 from .words import say
 
-_INPUT = {"W_q": "queries", "W_k": "keys", "W_v": "values"}  # what each weight multiplies, where there are three inputs
 _OF_ALL = re.compile("(use_)?bias", re.IGNORECASE)  # flags that speak of the output, too
 
 
@@ -98,18 +95,4 @@ def _is_right(run: Run, form: str, names: Sequence[str], added: Any = None) -> b
     finally:
         read.clear_biases(layer)
     used = {name: given[name] for name in (names if added is None else added)}
-    return equal(outcome, _with_biases(inputs, form, used))
-
-
-def _with_biases(inputs: Inputs, form: str, given: dict[str, Any]) -> Any:
-    """What the book gives: a bias is one more row of its weight, for one more feature, which is 1."""
-    more: Inputs = {name: with_ones(inputs[name]) for name in (*_INPUT.values(), "X") if name in inputs}
-    for name in _INPUT:
-        wide = inputs[name].shape[1]
-        bias = given.get(name, np.zeros(wide))
-        if len(bias) < wide:  # heads that share keys share the bias
-            share, size = wide // len(bias), wide // inputs["num_heads"]
-            bias = np.repeat(bias.reshape(-1, size), share, axis=0).ravel()
-        more[name] = np.concatenate([inputs[name], bias[None]])
-    made = output(function(form), {**inputs, **more})
-    return None if made is None else made + given.get("W_o", 0)
+    return equal(outcome, with_biases(inputs, form, used))
