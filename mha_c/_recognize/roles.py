@@ -80,6 +80,14 @@ def is_flag(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.default, bool) and bool(_FLAG.search(name)) and not _HARMLESS.search(name)
 
 
+def chooses_keys(parameter: inspect.Parameter) -> bool:
+    """Whether its name says that it chooses which keys are hidden: a mask, a window, a flag of any default."""
+    name = parameter.name.lower().replace("use_", "")
+    if _FLAG.search(name) and not _HARMLESS.search(name):
+        return True
+    return any(re.fullmatch(_ROLES[role], name) and len(name) > 2 for role in ("mask", "window"))
+
+
 def causal_flag(layer: Any) -> str:
     """The attribute of a layer that is True and says that it hides the future, as causal does; "" for none."""
     held = getattr(layer, "__dict__", {})

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any, Optional
 
 from .._recognize import books_name, parameters, root_of, weights_of
-from .._recognize.roles import roles
+from .._recognize.roles import chooses_keys, roles
 from .making import Making, Unmade, constructor_parameters, holds_triangle, make
 from .mistakes import KINDS
 from .words import said
@@ -116,7 +116,7 @@ def _makes_a_triangle(mine: Any) -> bool:
     call = mine if inspect.isroutine(mine) else getattr(mine, "forward", None) or mine.__call__
     made_by = mine if isinstance(mine, type) else type(mine)
     given = [*parameters(mine), *(constructor_parameters(made_by) if not inspect.isroutine(mine) else ())]
-    if any(re.search("caus|mask|auto_?regress|decod|window", each.name, re.IGNORECASE) for each in given):
+    if any(map(chooses_keys, given)):
         return False
     words = {*getattr(getattr(call, "__code__", None), "co_names", ())}
     if words & {"tril", "triu", "tri", "tril_indices", "triu_indices"}:
