@@ -4,6 +4,7 @@ first values, and what depends on many keys.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,10 +17,10 @@ from .making import is_open, plain
 from .mistakes import function
 from .probes import Inputs
 from .rounds import Run
-from .student import WEIGHTS
+from .student import WEIGHTS, Outcome
 from .words import say
 
-_MANY = (64, 32, 16)  # keys; a layer may have room for fewer
+_MANY = (64, 130), (32,), (16,)  # keys, 130 for blocks of 128; a layer may have room for fewer
 _TABLES = ("positional_encoding", "rope")  # kinds that keep tables of numbers that are the book's own
 _INPUT = {"W_q": "queries", "W_k": "keys", "W_v": "values"}  # what each weight multiplies, where there are three inputs
 _WITHOUT_KEYS = (*_TABLES, "transpose_qkv", "transpose_output")
@@ -131,13 +132,19 @@ def _with_ones(x: Any) -> Any:
 
 def _of_many_keys(run: Run, form: str) -> list[tuple[str, str]]:
     """Whether numbers stay right with more keys than any probe has; a layer may refuse so many."""
-    for steps in _MANY:
-        inputs = lengthened(run, steps)
-        outcome, right = run.student(inputs, run.way, run.asked), output(function(form), inputs)
-        if right is None or is_misshapen(outcome, right):
-            continue
-        return [] if equal(outcome, right) else [("many_keys", say("many_keys", count=steps))]
+    for sizes in _MANY:
+        asked = [(steps, *_with_many(run, form, steps)) for steps in sizes]
+        fitting = list(itertools.takewhile(lambda each: each[2] is not None and not is_misshapen(*each[1:]), asked))
+        if fitting:
+            wrong = [steps for steps, outcome, right in fitting if not equal(outcome, right)]
+            return [("many_keys", say("many_keys", count=steps)) for steps in wrong[:1]]
     return []
+
+
+def _with_many(run: Run, form: str, steps: int) -> tuple[Outcome, Any]:
+    """What comes of so many keys, and what should."""
+    inputs = lengthened(run, steps)
+    return run.student(inputs, run.way, run.asked), output(function(form), inputs)
 
 
 def of_large_scores(run: Run, form: str) -> list[str]:

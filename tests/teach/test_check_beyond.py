@@ -202,3 +202,16 @@ def test_an_argument_that_check_cannot_make():
     answer = teach.check(rope)
     assert answer.mistakes == ["untried"], answer
     assert "check does not know what to give rope for matrices." in str(answer) and not answer.notes
+
+
+@pytest.mark.parametrize("sees_the_past", [True, False])
+def test_a_block_of_128_has_a_second_block(sees_the_past):
+    def causal_attention(q, k, v):
+        out = []
+        for at in range(0, q.shape[1], 128):
+            rows = np.arange(at, min(at + 128, q.shape[1]))[:, None]
+            cols = np.arange(0 if sees_the_past else at, rows[-1, 0] + 1)
+            out.append(seen(q[:, rows[:, 0]], k[:, cols], v[:, cols], cols <= rows))
+        return np.concatenate(out, axis=1)
+
+    assert teach.check(causal_attention).mistakes == ([] if sees_the_past else ["many_keys"])
