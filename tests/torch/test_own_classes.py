@@ -14,8 +14,10 @@ from torch import nn
 import mha_c
 import mha_c.torch as mt
 import own_attention
+import own_lookalikes_more  # noqa: F401
 import own_self_attention
 from converted import TOLERANCE, ZOO, again, drawn, split, tensors
+from mha_c.torch._own.telling import what_differs
 from own_lookalikes import LOOKALIKES
 
 
@@ -234,6 +236,23 @@ def test_lookalikes_are_left_and_named(name):
     said = message.split(kind.__name__ + ") ")[1].split(".  In a forward")[0]
     assert re.search(words or r"^differs: |^computes something other than an attention of the book$", said), said
     assert "dot_product_attention(q, k, v, keep_mask=mask)" in message
+
+
+def test_no_line_of_a_right_class_is_blamed():
+    """But for the lines that hide keys, which are looked at where all others are the core's."""
+    for name in [*ZOO][::4]:
+        told = what_differs(ZOO[name][0]())
+        assert told.hides or not told.words, (name, str(told))
+
+
+def test_what_is_to_be_written_gives_the_same():
+    """The keywords of the sentence, in the place of the lines that differ."""
+    for name in ("Softcapped", "SlidingWindow", "AnotherTemperature"):
+        module, x = LOOKALIKES[name][0]().eval(), torch.randn(2, 9, 8)
+        written = re.search(r"; (dot_product_attention\(.*\)) does that", str(what_differs(module)))[1]
+        q, k, v = module.project(x, x, x)
+        out = eval(written, {"q": q, "k": k, "v": v, "dot_product_attention": mt.functional.dot_product_attention})
+        torch.testing.assert_close(module.output(out), module(x), rtol=1e-3, atol=1e-4)  # 0.7143 has four digits
 
 
 def test_three_layers_that_end_in_one_number_are_no_attention():
