@@ -240,15 +240,15 @@ guards:
 	$(CC) $(C_TEST_FLAGS) -O2 tests/c/test_guards.c build/guards/*.o -o build/guards/test -lm
 	build/guards/test full
 
-# The suite on a Python without the global lock, then each test in four threads at once: PYTHON=python3.13t.  Debian's
-# source package of python3.13, configured with --disable-gil, gives one in five minutes.  What other builds and other
+# The suite on a Python without the global lock, then each test in four threads at once: PYTHON=python3.14t.  Debian's
+# source package of python3.14, configured with --disable-gil, gives one in five minutes.  What other builds and other
 # programs are tested with is left out; in threads also what loads modules or needs torch.
 FREE := build/free-threaded
 FREE_PYTEST = cd $(RUN) && ../free-threaded/bin/pytest --config-file=../../pyproject.toml --rootdir=../.. \
 	-p no:cacheprovider ../../tests
 free-threaded:
 	@$(PYTHON) -c 'import sys, sysconfig as s; sys.exit(not s.get_config_var("Py_GIL_DISABLED"))' \
-		|| { echo '$(PYTHON) has a global lock: make free-threaded PYTHON=python3.13t'; exit 1; }
+		|| { echo '$(PYTHON) has a global lock: make free-threaded PYTHON=python3.14t'; exit 1; }
 	@mkdir -p $(RUN)
 	$(PYTHON) -m venv --clear $(FREE)
 	$(FREE)/bin/pip install -q --prefer-binary . pytest hypothesis threadpoolctl pytest-run-parallel
@@ -329,7 +329,7 @@ help:
 	@echo 'clients     our layers inside bitsandbytes, accelerate, torchao, peft, torchviz, torchinfo and captum'
 	@echo 'nightly     all of these, for longer'
 	@echo 'oldest      the wheel on the oldest NumPy for this Python'
-	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.13t'
+	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.14t'
 	@echo 'docs        the site, from pages, notebooks, docstrings and mha.h'
 	@echo 'playground  build/playground.html, attention in a browser: one file, the core inside'
 	@echo 'dev         in-place build for work on the sources    dev-torch   the same with torch and d2l'

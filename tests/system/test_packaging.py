@@ -53,38 +53,26 @@ def test_numpy_is_the_only_dependency():
     assert required == ["numpy>=1.21"]
 
 
-SETUP = """
-import distutils.core, json, sys, sysconfig
-import numpy, setuptools
-version, free = json.loads(sys.argv[1])
-real = sysconfig.get_config_var
-sysconfig.get_config_var = lambda name: free if name == "Py_GIL_DISABLED" else real(name)
-sys.version_info = tuple(version)
-made = distutils.core.run_setup("setup.py", ["-q"], "init")
-(core,) = made.ext_modules
-print(json.dumps([dict(core.define_macros), core.py_limited_api, made.command_options.get("bdist_wheel", {})]))
-"""
-
-
 @pytest.mark.parametrize(
-    ("version", "free", "macro", "tag", "numpy"),
+    ("python", "macro", "tag", "numpy"),
     [
-        ([3, 9], 0, ["Py_LIMITED_API", "0x03090000"], "cp39", "1_21"),
-        ([3, 15], None, ["Py_LIMITED_API", "0x03090000"], "cp39", "1_21"),
-        ([3, 14], 1, None, None, "1_21"),
-        ([3, 15], 1, ["Py_TARGET_ABI3T", "0x030F0000"], "cp315", "2_5"),
+        ("3.9", ["Py_LIMITED_API", "0x03090000"], "cp39", "1_21"),
+        ("3.15", ["Py_LIMITED_API", "0x03090000"], "cp39", "1_21"),
+        ("3.14t", None, None, "1_21"),
+        ("3.15t", ["Py_TARGET_ABI3T", "0x030F0000"], "cp315", "2_5"),
     ],
 )
-def test_which_stable_abi_a_python_gets(version, free, macro, tag, numpy):
+def test_which_stable_abi_a_python_gets(python, macro, tag, numpy):
     """NPY_TARGET_VERSION, which decides on which NumPy the binary runs, is that of pyproject's dependencies; abi3t has
     a later one, but no older NumPy has wheels for these Pythons either."""
     needs.module("setuptools")
-    asked = [sys.executable, "-W", "ignore", "-c", SETUP, json.dumps([version, free])]
+    asked = [sys.executable, "-W", "ignore", "tools/wheels/extension.py", python]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
-    macros, limited, options = json.loads(done.stdout)
+    extension = json.loads(done.stdout)
+    macros = dict(extension["define_macros"])
     chosen = [[name, value] for name, value in macros.items() if name in ("Py_LIMITED_API", "Py_TARGET_ABI3T")]
-    assert chosen == ([macro] if macro else []) and limited is bool(macro)
-    assert options.get("py_limited_api", [None, None])[1] == tag
+    assert chosen == ([macro] if macro else []) and extension["py_limited_api"] is bool(macro)
+    assert extension["tag"] == tag
     assert macros["NPY_TARGET_VERSION"] == f"NPY_{numpy}_API_VERSION"
 
 

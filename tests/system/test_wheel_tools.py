@@ -1,8 +1,11 @@
 """What `make wheels` and its checks do where this machine is not: other mirrors, other systems' wheels, WebAssembly."""
 
 import hashlib
+import importlib.machinery
 import json
+import os
 import re
+import sys
 import sysconfig
 import zipfile
 from pathlib import Path
@@ -15,6 +18,7 @@ from mha_c.viz import own_layer
 
 ROOT = Path(__file__).resolve().parents[2]
 inputs = tools.load("tools/wheels/inputs.py")
+platforms = tools.load("tools/wheels/platforms.py")
 web_page = tools.load("tools/wheels/web_page.py")
 webassembly = tools.load("tools/wheels/webassembly.py")
 
@@ -46,6 +50,14 @@ def test_every_system_has_a_place_for_the_sources(monkeypatch):
             found = list(inputs.places(version, pinned["release"]))
             assert len(found) == len(mirrors) + 1 and found[-1].endswith(f"/Python-{pinned['release']}.tar.xz")
             assert found[-1].startswith("https://") and pinned["release"].startswith(version)
+
+
+def test_a_candidate_of_a_python_is_spelled_as_each_place_does(monkeypatch):
+    monkeypatch.setattr(inputs, "debian_mirrors", lambda: ["http://mirror.test/debian"])
+    pool, own = "http://mirror.test/debian/pool/main/p/python3.15/python3.15_", "https://www.python.org/ftp/python/"
+    candidate = [f"{pool}3.15.0~rc2.orig.tar.xz", f"{own}3.15.0/Python-3.15.0rc2.tar.xz"]
+    assert list(inputs.places("3.15", "3.15.0rc2")) == candidate
+    assert list(inputs.places("3.15", "3.15.1")) == [f"{pool}3.15.1.orig.tar.xz", f"{own}3.15.1/Python-3.15.1.tar.xz"]
 
 
 @pytest.mark.parametrize("system, asked", [("ID=ubuntu\nID_LIKE=debian\n", False), ("NAME=x\nID=debian\n", True)])
@@ -104,14 +116,48 @@ def test_names_of_webassembly():
         webassembly.names(b"\x7fELF1234")
 
 
+# --- What is built for whom -------------------------------------------------------------------------------------------
+
+
+def built():
+    """{platform's tag: {(interpreter, ABI): module's name}} of all that `make wheels` builds."""
+    return {
+        platform.tag: {
+            (interface.python, abi): interface.module(platform)
+            for interface in platforms.INTERFACES
+            if interface.exists_on(platform)
+            for abi in interface.abi.split(".")
+        }
+        for platform in platforms.PLATFORMS
+    }
+
+
+def test_every_platform_has_the_stable_abis():
+    """abi3t, too: only 3.14t, which has none, has no wheel for 64-bit ARM Windows."""
+    stable = {("cp39", "abi3"), ("cp315", "abi3"), ("cp315", "abi3t")}
+    for tag, modules in built().items():
+        assert modules.keys() - stable == (set() if tag == "win_arm64" else {("cp314", "cp314t")})
+        assert stable <= modules.keys()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the module has another name elsewhere")
+def test_a_python_loads_the_module_of_the_wheel_that_it_takes():
+    tags = needs.module("packaging.tags").sys_tags()  # the best first
+    modules = next(them for tag, them in built().items() if tag.startswith("manylinux") and os.uname().machine in tag)
+    taken = [modules[tag.interpreter, tag.abi] for tag in tags if (tag.interpreter, tag.abi) in modules]
+    if not taken:
+        pytest.skip("`make wheels` builds nothing for this Python")
+    assert taken[0].replace("_core", "", 1) in importlib.machinery.EXTENSION_SUFFIXES
+
+
 # --- Which wheels fit here --------------------------------------------------------------------------------------------
 
 
-def a_wheel(folder, **files):
+def a_wheel(folder, module="_core.abi3.so", **files):
     """A wheel of a package with these files in mha_c/viz/."""
     path = folder / "mha_c-0.1.0-cp39-abi3-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("mha_c/_core.abi3.so", b"")
+        archive.writestr(f"mha_c/{module}", b"")
         archive.writestr("mha_c-0.1.0.dist-info/METADATA", "Name: mha_c\n")
         for name, text in files.items():
             archive.writestr(f"mha_c/viz/{name}.html", text)
@@ -142,6 +188,17 @@ def test_a_native_wheel_has_all_files_but_the_page(tmp_path):
         assert list(package) == ["mha_c/viz/document.html"]
 
 
+@pytest.mark.parametrize(
+    ("suffix", "same"),
+    [("abi3-x86_64-linux-gnu", "abi3"), ("abi3t-aarch64-linux-musl", "abi3t"), ("cpython-314t-darwin", None)],
+)
+def test_modules_are_one_with_the_platform_in_their_name_and_without(tmp_path, suffix, same):
+    needs.module("packaging")
+    compare = tools.load("tools/wheels/compare.py")
+    _, module, _ = compare.contents(a_wheel(tmp_path, module=f"_core.{suffix}.so"))
+    assert module == f"mha_c/_core.{same or suffix}.so"
+
+
 def test_wheels_of_this_very_system_are_compared(tmp_path):
     needs.module("packaging")
     compare = tools.load("tools/wheels/compare.py")
@@ -155,10 +212,14 @@ def test_wheels_of_this_very_system_are_compared(tmp_path):
         "mha_c-0.1.0-cp39-abi3-win_amd64.whl",
         "mha_c-0.1.0-cp39-abi3-win_arm64.whl",
     ]
-    for name in names:
+    newer = [name.replace("cp39-abi3", "cp315-abi3.abi3t") for name in names]
+    for name in names + newer:
         Path(tmp_path, name).touch()
     found = compare.that_fit(tmp_path)
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):  # to such a Python none of them is its own
+    if sys.version_info >= (3, 15):
+        key = ("cp315", "abi3t" if sysconfig.get_config_var("Py_GIL_DISABLED") else "abi3")
+        assert found.pop(key).name in newer
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):  # to such a Python none of the others is its own
         assert found == {}
         return
     assert list(found) == [("cp39", "abi3")] and found["cp39", "abi3"].name in names

@@ -10,6 +10,8 @@ import base64
 import gzip
 import hashlib
 import io
+import itertools
+import json
 import os
 import shutil
 import subprocess
@@ -27,7 +29,7 @@ from platforms import INTERFACES, PLATFORMS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK, DIST = ROOT / "build" / "wheels", ROOT / "dist"
-SIZES = str(Path(__file__).with_name("sizes.c"))
+SIZES, EXTENSION = (str(Path(__file__).with_name(name)) for name in ("sizes.c", "extension.py"))
 ZIG = [sys.executable, "-m", "ziglang"]
 LINK = {
     "linux": ["-shared", "-Wl,-z,nodelete", "-lm", "-pthread"],
@@ -69,23 +71,28 @@ def source_archive(when):
 
 
 def described(source):
-    """setup.py's Extension, the folder with the package's Python files, and the one with its metadata."""
-    code = "from distutils.core import run_setup as r; e = r('setup.py', ['-q'], 'init').ext_modules[0];"
-    code += "print({key: getattr(e, key) for key in ('sources', 'extra_compile_args', 'define_macros')})"
-    extension = eval(run(sys.executable, "-c", f"import setuptools; {code}", cwd=source))
+    """setup.py's Extension for each interface, the folder with the package's Python files, and that of its metadata."""
+    extensions = {}
+    for interface in INTERFACES:
+        asked = [sys.executable, EXTENSION, interface.headers + "t" * interface.free_threaded]
+        extensions[interface] = json.loads(run(*asked, cwd=source))
+        tag, wanted = extensions[interface]["tag"], interface.python if interface.stable else None
+        assert tag == wanted, f"setup.py tags {interface.python}-{interface.abi} as {tag}"
     run(sys.executable, "setup.py", "-q", "build_py", "--build-lib", WORK / "package", cwd=source)
     (WORK / "metadata").mkdir()
     run(sys.executable, "setup.py", "-q", "dist_info", "--output-dir", WORK / "metadata", cwd=source)
     (metadata,) = (WORK / "metadata").glob("*.dist-info")
-    return extension, WORK / "package", metadata
+    return extensions, WORK / "package", metadata
 
 
 class Compiler:
     """Compiles the sources for one platform; objects of the core serve every interface."""
 
-    def __init__(self, source, extension, platform):
-        self.source, self.extension, self.platform = source, extension, platform
+    def __init__(self, source, extensions, platform):
+        self.source, self.extensions, self.platform = source, extensions, platform
         self.folder = WORK / platform.zig
+        extension = extensions[INTERFACES[0]]
+        self.sources = extension["sources"]
         self.flags = [*extension["extra_compile_args"], "-Icsrc", "-fno-sanitize=all", "-fPIC", "-DNDEBUG"]
         if platform.system == "windows":
             self.flags = [flag for flag in self.flags if flag not in ("-fPIC", "-pthread")] + WINDOWS
@@ -103,16 +110,14 @@ class Compiler:
             yield target, lambda path=path, target=target: self.zig(*self.flags, *flags, "-c", path, "-o", target)
 
     def core_jobs(self):
-        return self.compile([s for s in self.extension["sources"] if "/python/" not in s], "core")
+        return self.compile([s for s in self.sources if "/python/" not in s], "core")
 
     def binding_jobs(self, interface, *first):
         """`first`: include folders to look at before the platform's own."""
         folders = inputs.headers(self.platform, interface, self.folder / f"include-{interface.abi}")
-        macros = dict(self.extension["define_macros"])
-        if interface.free_threaded:
-            del macros["Py_LIMITED_API"]
+        macros = dict(self.extensions[interface]["define_macros"])
         flags = [*(f"-I{folder}" for folder in (*first, *folders)), *(f"-D{k}={v}" for k, v in macros.items())]
-        binding = [s for s in self.extension["sources"] if "/python/" in s] + [SIZES]
+        binding = [s for s in self.sources if "/python/" in s] + [SIZES]
         return self.compile(binding, f"{interface.abi}{len(first) or ''}", *flags)
 
     def link(self, objects, interface):
@@ -124,9 +129,8 @@ class Compiler:
 
     def import_library(self, interface):
         """What the linker needs to know of Windows' python3.dll: its names, written as a .def and made a library."""
-        oldest = tuple(map(int, (interface.python[2], interface.python[3:])))
-        functions, data = inputs.stable_symbols(interface, oldest)
-        functions += inputs.FREE_THREADED_FUNCTIONS if interface.free_threaded else []
+        functions, data = inputs.stable_symbols(interface)
+        functions += [] if interface.stable else inputs.FREE_THREADED_FUNCTIONS
         names = [*sorted(functions), *(f"{name} DATA" for name in sorted(data))]
         definition = self.folder / f"{interface.library}.def"
         definition.write_text("\n".join([f"LIBRARY {interface.library}", "EXPORTS", *names, ""]))
@@ -137,7 +141,8 @@ class Compiler:
 
 def pack(module, interface, platform, package, metadata, when):
     """Writes the wheel: the package's files, the module, the metadata with this platform's tags."""
-    tags = [f"Tag: {interface.python}-{interface.abi}-{tag}" for tag in platform.tag.split(".")]
+    pairs = itertools.product(interface.abi.split("."), platform.tag.split("."))
+    tags = [f"Tag: {interface.python}-{abi}-{tag}" for abi, tag in pairs]
     head = ["Wheel-Version: 1.0", "Generator: mha_c tools/wheels", "Root-Is-Purelib: false"]
     files = {str(p.relative_to(package)): p.read_bytes() for p in package.rglob("*") if p.is_file()}
     files[f"mha_c/{module.name}"] = module.read_bytes()
@@ -175,13 +180,13 @@ def main():
     DIST.mkdir()
     WORK.mkdir(parents=True, exist_ok=True)
     source = source_archive(when)
-    extension, package, metadata = described(source)
+    extensions, package, metadata = described(source)
     web_page.add(source, package)
     chosen = [platform for platform in PLATFORMS if arguments.only in platform.tag]
     rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for platform in chosen:
-            compiler = Compiler(source, extension, platform)
+            compiler = Compiler(source, extensions, platform)
             core = dict(compiler.core_jobs())
             interfaces = [interface for interface in INTERFACES if interface.exists_on(platform)]
             bindings = {interface: dict(compiler.binding_jobs(interface)) for interface in interfaces}

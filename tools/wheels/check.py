@@ -14,6 +14,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import inputs
 import lief
 import web_page
 import webassembly
@@ -24,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 SYSTEM_LIBRARIES = {
     "linux": r"lib(c|m|pthread)\.so\.6|libpthread\.so\.0|libc\.so|ld-linux-(aarch64\.so\.1|x86-64\.so\.2)",
     "macos": r"/usr/lib/libSystem\.B\.dylib",
-    "windows": r"(?i)python3(1\dt)?\.dll|kernel32\.dll|api-ms-win-(crt|core-synch)-[\w-]+\.dll",
+    "windows": r"(?i)kernel32\.dll|api-ms-win-(crt|core-synch)-[\w-]+\.dll",
 }
 
 # What the start code of a Windows library says before it gives up; our objects have none of them, as Linux's show.
@@ -33,6 +34,7 @@ WINDOWS_START = {"_exit", "abort", "__stdio_common_vfprintf"}
 # What a module of WebAssembly says to the one that loads it.
 WEBASSEMBLY_LINKER = {"__wasm_call_ctors", "__wasm_apply_data_relocs", "_initialize"}
 
+UNDEFINED = 0  # the section of a symbol that comes in; lief's own list has only those whose library it knows
 MACOS_LINKER = {"__mh_dylib_header", "___dso_handle"}  # marks that zig's linker makes itself
 
 
@@ -57,14 +59,15 @@ def names_in(binary, platform):
     if platform.system == "windows":
         exported = [entry.name for entry in binary.get_export().entries]
         return exported, [e.name for i in binary.imports for e in i.entries], [i.name for i in binary.imports]
-    imported = [f.name for f in binary.imported_symbols]
+    imported = [symbol.name for symbol in binary.imported_symbols]
     if platform.system == "macos":
         table = binary.dyld_exports_trie or binary.dyld_info
         exported = [export.symbol.name for export in table.exports if export.symbol]
         exported = [name for name in exported if name not in MACOS_LINKER]
         strip = [[name.removeprefix("_") for name in names] for names in (exported, imported)]
         return *strip, [library.name for library in binary.libraries if library.name != binary_id(binary)]
-    return [f.name for f in binary.exported_symbols], imported, list(binary.libraries)
+    imported = [symbol.name for symbol in binary.dynamic_symbols if symbol.name and symbol.shndx == UNDEFINED]
+    return [symbol.name for symbol in binary.exported_symbols], imported, list(binary.libraries)
 
 
 def binary_id(binary):
@@ -73,13 +76,15 @@ def binary_id(binary):
     return own[0].name if own else None
 
 
-def symbols(binary, platform):
+def symbols(binary, interface, platform):
     exported, imported, libraries = names_in(binary, platform)
-    assert exported == ["PyInit__core"], f"exports {exported}"
+    assert exported == [interface.entry], f"exports {exported}"
     own_start = WINDOWS_START if platform.system == "windows" else set()
     stopped = [name for name in imported if banned().match(name) and name not in own_start]
     assert not stopped, f"uses {stopped}"
+    python = {interface.library} if platform.system == "windows" else set()
     others = [name for name in libraries if not re.fullmatch(SYSTEM_LIBRARIES[platform.system], name)]
+    others = sorted(set(others) ^ python)
     assert not others, f"needs {others}"
     return f"1 out, {len(imported)} in"
 
@@ -114,16 +119,25 @@ def wheel(path, module, interface, platform):
         return f"{path.stat().st_size // 1000} kB"
 
     def stable():
-        if interface.free_threaded:
+        if not interface.stable:
             return f"{interface.abi} only"
-        tool("abi3audit", "--strict", path)
-        return "abi3audit"
+        if not interface.free_threaded:
+            tool("abi3audit", "--strict", path)
+            return "abi3audit"
+        _, imported, _ = names_in(binary, platform)  # to abi3audit abi3t's own PyModExport__core is a breach
+        of_python = {name for name in imported if name.startswith(("Py", "_Py"))}
+        others = sorted(of_python.difference(*inputs.stable_symbols(interface)))
+        assert of_python and not others, f"not in abi3t: {others}"
+        return f"abi3t, {len(of_python)} names"
 
     def metadata():
         tool("twine", "check", "--strict", path)
         return "twine"
 
-    checks = [size, lambda: oldest_system(path, binary, platform), stable, lambda: symbols(binary, platform), metadata]
+    def names():
+        return symbols(binary, interface, platform)
+
+    checks = [size, lambda: oldest_system(path, binary, platform), stable, names, metadata]
     return [path.name, *map(result, [*checks, lambda: web_page.check(path)])]
 
 

@@ -9,6 +9,7 @@ as results of the calls that tools/record_bits.py draws, whichever compiler made
 """
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,8 @@ def that_fit(folder):
 
 
 def contents(wheel):
-    """({file: bytes} of the package, its module's name, {field: values} of the metadata)."""
+    """({file: bytes} of the package, its module's name, {field: values} of the metadata).  setuptools puts the platform
+    into the module's name on 3.15; Python loads either."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     (metadata,) = [text for name, text in files.items() if name.endswith(".dist-info/METADATA")]
@@ -43,6 +45,7 @@ def contents(wheel):
     (module,) = [name for name in package if name.startswith("mha_c/_core.") and name.endswith((".so", ".pyd"))]
     del package[module]
     package.pop(PAGE, None)
+    module = re.sub(r"(\.abi3t?)-[\w-]+\.so$", r"\1.so", module)
     return package, module, {field: sorted(message.get_all(field, [])) for field in FIELDS}
 
 

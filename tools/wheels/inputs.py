@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "wheels"
 LINUX = sys.platform == "linux"
 PINNED = json.loads((HERE / "inputs.json").read_text(encoding="utf-8"))
-# What a module without the global lock calls beside the stable ABI, by way of Py_DECREF.
+# What a module of 3.14t calls beside the stable ABI, by way of Py_DECREF.
 FREE_THREADED_FUNCTIONS = ["_Py_DecRefShared", "_Py_MergeZeroLocalRefcount"]
 
 
@@ -45,10 +45,13 @@ def debian_mirrors():
 
 
 def places(version, release):
-    """Addresses of that release's source archive, whose version is `version`: any that has it will do."""
+    """Addresses of that release's source archive, whose version is `version`: any that has it will do.  A candidate,
+    3.15.0rc2, is 3.15.0~rc2 to Debian, and lies in the folder of 3.15.0 at python.org."""
+    final, candidate = re.fullmatch(r"([\d.]+)(\w*)", release).groups()
     for mirror in debian_mirrors():
-        yield f"{mirror}/pool/main/p/python{version}/python{version}_{release}.orig.tar.xz"
-    yield f"https://www.python.org/ftp/python/{release}/Python-{release}.tar.xz"
+        spelled = f"{final}~{candidate}" if candidate else final
+        yield f"{mirror}/pool/main/p/python{version}/python{version}_{spelled}.orig.tar.xz"
+    yield f"https://www.python.org/ftp/python/{final}/Python-{release}.tar.xz"
 
 
 def fetch(urls, archive, sha256):
@@ -129,10 +132,11 @@ def headers(platform, interface, folder):
     return folder, numpy_headers(platform.numpy)
 
 
-def stable_symbols(interface, oldest):
-    """(functions, data) of the stable ABI up to the version `oldest`, as Windows' DLL exports them."""
+def stable_symbols(interface):
+    """(functions, data) of the stable ABI up to the oldest Python of the interface, as Windows' DLL exports them."""
     import tomllib  # Python 3.11; the rest of this file is read by older ones too
 
+    oldest = (int(interface.python[2]), int(interface.python[3:]))
     listed = tomllib.loads((cpython_source(interface.headers) / "Misc" / "stable_abi.toml").read_text(encoding="utf-8"))
 
     def names(kind):

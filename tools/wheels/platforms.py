@@ -35,7 +35,7 @@ class Interface:
     """One binary interface of CPython; each platform gets a wheel for each."""
 
     python: str  # tag of the wheel
-    abi: str
+    abi: str  # one, or several with dots between them, as the wheel's name has them
     headers: str  # whose headers: a version in inputs.json
     library: str  # Windows' DLL that has it
 
@@ -43,21 +43,31 @@ class Interface:
     def free_threaded(self):
         return self.abi.endswith("t")
 
+    @property
+    def stable(self):
+        """Whether later versions of Python have it too."""
+        return self.abi.startswith("abi3")
+
+    @property
+    def entry(self):
+        """The one function that a module exports."""
+        return "PyModExport__core" if self.stable and self.free_threaded else "PyInit__core"
+
     def exists_on(self, platform):
-        """Without the global lock Python's headers ask 64-bit ARM Windows for a register by a word of MSVC."""
-        return not (self.free_threaded and platform.tag == "win_arm64")
+        """Without the global lock headers before 3.15 ask 64-bit ARM Windows for a register by a word of MSVC."""
+        return self.stable or platform.tag != "win_arm64"
 
     def module(self, platform):
         """File name of the extension module."""
-        if not self.free_threaded:
-            return "_core.pyd" if platform.system == "windows" else "_core.abi3.so"
         if platform.system == "windows":
-            return f"_core.{self.abi}-{platform.suffix}"
+            return "_core.pyd" if self.stable else f"_core.{self.abi}-{platform.suffix}"
+        if self.stable:
+            return f"_core.{self.abi.split('.')[-1]}.so"
         return f"_core.cpython-{self.abi[2:]}-{platform.suffix}"
 
 
 INTERFACES = [
     Interface("cp39", "abi3", "3.13", "python3.dll"),  # setup.py's OLDEST_PYTHON, and every later version
-    Interface("cp313", "cp313t", "3.13", "python313t.dll"),
     Interface("cp314", "cp314t", "3.14", "python314t.dll"),
+    Interface("cp315", "abi3.abi3t", "3.15", "python3t.dll"),  # every later version, with the global lock and without
 ]
