@@ -26,6 +26,20 @@ class FixedTemperature(Dot):
         return torch.bmm(q, k.transpose(1, 2)) / self.scale
 
 
+@differs("multiplied by 0.3333, not by .*; dot_product_attention.*scale=0.3333")
+class TemperatureThatIsAWidth(Dot):
+    """Three is the width of the inputs that it is tried with, too, and not its reason."""
+
+    def scores(self, q, k):
+        return torch.bmm(q, k.transpose(1, 2)) / 3
+
+
+@differs(r"scale=0.5882 / q.shape\[-1\] \*\* 0.5")
+class TemperatureBesideTheWidth(Dot):
+    def scores(self, q, k):
+        return torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]) / 1.7
+
+
 @differs("mask has no effect")
 class MaskOfShortRowsAlone(OneInput):
     """A parameter that lines do read, though not in the calls that compare."""

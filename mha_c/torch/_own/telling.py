@@ -102,7 +102,8 @@ class _Telling:
                     first = "q" if way.times is None else "q * those numbers"
                     return Told(way.words, _quoted(where), f"; {self._call(first, way.written)} does that", True)
         if given.noun == SCORES and step.name in _SOFTMAX and abs(given.factor - 1) > _NEAR * 10:
-            words, step = self._of_factor(given.factor * self.book.scale), self._line_of_scale()
+            factor = given.factor * self.book.scale
+            words, step = self._of_factor(self._written(factor, _factor_of(self.other))), self._line_of_scale()
         else:
             words = self._does(step, given.noun)
         return Told(words, _quoted(step), self._rest(step, given.noun), product=step.name in _PRODUCTS)
@@ -127,18 +128,24 @@ class _Telling:
         kept = counts.pop() if len(counts) == 1 else 0
         return f"it keeps the {kept} largest scores of each query" if x is not None and 0 < kept < x.shape[-1] else ""
 
-    def _of_factor(self, factor: float) -> str:
+    def _of_factor(self, written: str) -> str:
         usual = f"not by 1 / sqrt(d) = {self.book.scale:.4g}," if self.book.w_v is None else "not taken as they are,"
-        return f"scores are multiplied by {self._written(factor)}, {usual}"
+        return f"scores are multiplied by {written}, {usual}"
 
-    def _written(self, number: float) -> str:
-        """A number of their lines; those of parameters are not theirs here, and some follow from the features."""
-        d = self.book.q.shape[-1]
-        forms = (
-            {1.0: "1", 1 / d: "1 / q.shape[-1]", d**0.5: "q.shape[-1] ** 0.5"} if self.book.plan.weights is None else {}
-        )
-        form = next((form for one, form in forms.items() if abs(one - number) < _NEAR), f"{number:.4g}")
-        return "a number of its own" if self.book.has_more else form
+    def _written(self, number: float, again: Optional[float]) -> str:
+        """A number of their lines; those of parameters are not theirs here, and some follow from the features.
+
+        again   what it is in the other look: one width alone does not tell 1 / q.shape[-1] from 1 / 3
+        """
+        if self.book.has_more:
+            return "a number of its own"
+        if self.other is not None and again is not None and self.other.book.q.shape[-1] != self.book.q.shape[-1]:
+            for power, form in ((-1.0, "{} / q.shape[-1]"), (-0.5, "{} / q.shape[-1] ** 0.5"),
+                                (0.5, "{} * q.shape[-1] ** 0.5")):  # fmt: skip
+                times, others = number / self.book.q.shape[-1] ** power, again / self.other.book.q.shape[-1] ** power
+                if abs(times - others) < _NEAR * 10 * abs(times):
+                    return form.format(f"{times:.4g}").replace("1 * ", "")
+        return f"{number:.4g}"
 
     def _rest(self, step: Step, noun: str) -> str:
         """What may be done about it."""
@@ -232,13 +239,10 @@ class _Telling:
             if options:
                 yield _Way(words, options, written)
         elif _close(x[seen], factor * scores[seen]):
-            same = (
-                abs(_ratio(other[other > HIDDEN], book.scores[other > HIDDEN]) - factor) < _NEAR
-            )  # for fewer keys, too
-            if same or "q.shape" in self._written(factor):
-                yield _Way(
-                    self._of_factor(factor), {**options, "scale": factor}, f"{joined}scale={self._written(factor)}"
-                )
+            again = _ratio(other[other > HIDDEN], book.scores[other > HIDDEN])
+            number = self._written(factor, again)
+            if abs(again - factor) < _NEAR or "q.shape" in number:  # for fewer keys, too
+                yield _Way(self._of_factor(number), {**options, "scale": factor}, f"{joined}scale={number}")
         elif _close(change, change[:1].expand_as(change)) and _close(change[..., :n_queries, :n_keys], again):
             yield from _of_positions(change[0], seen[0], options, joined)
         else:
@@ -283,6 +287,14 @@ class _Telling:
 
 def _quoted(step: Step) -> str:
     return f"in `{step.line}`" if step.line else ""
+
+
+def _factor_of(look: Optional[Look]) -> Optional[float]:
+    """What the scores are multiplied by where the look finds the first line that differs."""
+    first = None if look is None else look.first()
+    if look is None or first is None:
+        return None
+    return look.given_to(look.trace.steps[first]).factor * look.book.scale
 
 
 def _ratio(x: Tensor, scores: Tensor) -> float:
