@@ -76,8 +76,8 @@ CHANGES = {  # a line of the class, as an exercise changes it
 }
 
 WORDS = {
-    "a window": "computes something other than an attention of the book",
-    "no scale": "differs: scores are divided by 2, not by sqrt(d)|computes something other",
+    "a window": r"differs: each query sees all of the keys before it, and 8 .* window=\(None, 8\)\) does that",
+    "no scale": r"differs: scores are multiplied by 2 / q.* not by 1 / sqrt\(d\), in .*scores \* 2",
     "dropout of the result": "dropout drops the output, not the attention weights",
     "no dropout": "dropout is not used: no attention weights are dropped",
     "more in training": "it computes something else in training",

@@ -256,7 +256,7 @@ def test_convert_leaves_what_computes_something_else(grouped):
 
     Turned.__name__ = base.__name__
     layer = Turned(16, 4, 2, rope=True) if grouped else Turned(16, 4, rope=True)
-    with pytest.warns(UserWarning, match="computes something other|other arguments"):
+    with pytest.warns(UserWarning, match="changes the order of the queries in `return -super|other arguments"):
         assert type(mt.convert(layer)) is Turned
     hooked = base(16, 4, 2) if grouped else base(16, 4)
     hooked.register_forward_hook(lambda *_: None)

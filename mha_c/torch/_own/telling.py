@@ -129,7 +129,8 @@ class _Telling:
         return f"it keeps the {kept} largest scores of each query" if x is not None and 0 < kept < x.shape[-1] else ""
 
     def _of_factor(self, written: str) -> str:
-        usual = f"not by 1 / sqrt(d) = {self.book.scale:.4g}," if self.book.w_v is None else "not taken as they are,"
+        number = "" if self.book.plan.weights is None else f" = {self.book.scale:.4g}"  # or of a width that is ours
+        usual = f"not by 1 / sqrt(d){number}," if self.book.w_v is None else "not taken as they are,"
         return f"scores are multiplied by {written}, {usual}"
 
     def _written(self, number: float, again: Optional[float]) -> str:
