@@ -50,7 +50,7 @@ def test_a_night_without_a_failure(nightly, tmp_path, monkeypatch):
 
 
 def test_a_version_of_python_becomes_the_command_that_starts_it(nightly, monkeypatch):
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags.replace('d', '')}"  # "t": no global lock
     real = tools.load("tools/nightly.py")
     monkeypatch.setattr(real, "PARTS", {"one": ["free-threaded", f"PYTHON={version}"], "none": ["x", "PYTHON=3.99"]})
     assert real.command("one")[2].endswith(f"python{version}") and "/" in real.command("one")[2]
