@@ -76,7 +76,7 @@ SHOWN = {
             r"loss [\d.]+, (4|5)\d\.\d% of the letters right",
             r"attention 7 +0\.\d+ +0\.\d+ +\d\.\d+ +0\.\d+",
             r"(?s)least important first \(ablation\)\n  loss( +\d\.\d{3}){8}",
-            r"(?m)^ +4 +8192 +[\d.]+ +(1\.[3-9]|[2-9])",  # half the heads: at least 1.3 times faster
+            r"(?m)^ +4 +8192 +[\d.]+ +\d+\.\d",  # how many times faster: test_heads.py judges it
         ],
     ),
     "predicting": (
@@ -119,7 +119,7 @@ SHOWN = {
             r"Your additive_attention computes what",
             r"multi_head_attention equals the book's if a plain reshape \(view\) makes the heads",
             r"Your multi_head_attention computes what",
-            r"One line is not as the book has it(?s:.)*\['softmax_axis'\]",
+            r"One line is not as the book has it(?s:.)*\['no_values'\]",
         ],
     ),
     "your_own_attention": (
