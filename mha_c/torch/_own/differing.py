@@ -127,12 +127,11 @@ class Book:
             self._add(OUTPUT, mixed, axis=1)
             if own is not None and "W_o" in own.parts:
                 joined = mixed.transpose(1, 2).flatten(2)
-                out = linear(
-                    joined, weight(self.compared.own, own.parts["W_o"]), bias(self.compared.own, own.parts["W_o"])
-                )
-                self._add(OUTPUT, out)
                 shift = bias(self.compared.own, own.parts["W_o"])
-                self._add(OUTPUT, out if shift is None else out - shift)
+                out = linear(joined, weight(self.compared.own, own.parts["W_o"]), shift)
+                self._add(OUTPUT, out)
+                if shift is not None:
+                    self._add(OUTPUT, out - shift)
 
     def _add(self, noun: str, x: Tensor, scales: bool = False, axis: int = 0, causal: bool = False) -> None:
         """Of tensors with an axis of heads, those of each head, too."""
