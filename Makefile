@@ -6,6 +6,9 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Images of containers often ask Python to write no bytecode: each of the many hundred processes that tests start would
+# compile torch anew, twice the time of its import.
+unexport PYTHONDONTWRITEBYTECODE
 # Files of tests that run side by side.  On two cores one more than those: tests wait a fifth of their time, for
 # processes, browsers and threads.
 JOBS ?= 3

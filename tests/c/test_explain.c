@@ -45,6 +45,7 @@ check_attention(size_t D, size_t K, int additive, int wishes)
     CHECK(facts.kernels.itemsize == size_of(dtype), "%s: type", guard.doing);
     CHECK(facts.n_tiles <= facts.n_tiles_all && facts.most_blocks * block < K + block, "%s: tiles", guard.doing);
     CHECK(facts.weights_again == (args->weights != NULL && K > block), "%s: weights", guard.doing);
+    CHECK(facts.tile_queries <= args->queries && facts.task_queries <= args->queries, "%s: queries", guard.doing);
 }
 
 static void
@@ -67,6 +68,21 @@ check_layer(size_t D, size_t K, int additive)
 }
 
 /* --- Sharing ------------------------------------------------------------------------------------------ */
+
+/* The longest table of a bias by distance is taken, and no longer one: its numbers are counted in ptrdiff_t. */
+static void
+check_reach(void)
+{
+    mha_attention_args args = attention_sizes(MHA_F32, 1, 2, 2, 5, 5, 8, 8);
+    mha_attention_facts facts;
+
+    args.scale = &(const double){1};
+    args.relative_bias = &args; /* explaining looks at no operand */
+    args.relative_reach = PTRDIFF_MAX / 64 / args.heads;
+    CHECK(mha_attention_explain(&args, &facts) == MHA_OK, "the longest table");
+    args.relative_reach++;
+    CHECK(mha_attention_explain(&args, &facts) == MHA_ERR_SIZE, "a longer one");
+}
 
 /* Sizes alone: explaining looks at no operand. */
 static mha_attention_facts
@@ -106,6 +122,7 @@ check_threads(void)
 
     mha_threads_set(8);
     mha_kernels_explain(&core);
+    CHECK(core.float32.itemsize == sizeof(float) && core.float64.itemsize == sizeof(double), "types");
     CHECK(core.share.most_threads == 8 && core.share.n_threads == 1 && reason_is(&core.share, "one task"), "no work");
     for (size_t n = 1; n < 600; n += 13) {
         const mha_attention_facts facts = explain_sizes(2, n, 200, MHA_OK);
@@ -136,6 +153,7 @@ static void
 check_sharing(void)
 {
     check_threads();
+    check_reach();
     (void)explain_sizes(0, 5, 5, MHA_ERR_ARG);
     (void)explain_sizes(2, SIZE_MAX / 4, 5, MHA_ERR_SIZE);
 }
