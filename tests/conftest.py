@@ -194,9 +194,14 @@ def seed(request):
 
 @pytest.fixture(autouse=True)
 def torch_draws_the_same(seed):
-    """In every run and in any order of tests, whatever a test draws without a seed."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    """In every run and in any order of tests, whatever a test draws without a seed.
+
+    Where no GPU draws, of the CPU's generator alone: for each other kind of device that might come, `manual_seed` would
+    keep the call and its stack.
+    """
+    torch = sys.modules.get("torch")
+    if torch:
+        (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(seed)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 /*
- * threads_interrupt.c: asks the watcher of a call, every ASK_EVERY_NS, whether the call is to be given up.
+ * threads_interrupt.c: asks the watcher of a call, every MHA_ASK_EVERY_NS, whether the call is to be given up.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #if !defined(_WIN32) && !defined(__APPLE__) && !defined(_POSIX_C_SOURCE)
@@ -14,7 +14,9 @@
 #include "threads_clock.h"
 
 /* How often the watcher is asked; not more often, for it may have to wait (the binding's watcher for Python's lock). */
-#define ASK_EVERY_NS 50000000
+#ifndef MHA_ASK_EVERY_NS /* test_interrupt.c is built with less: its calls have to be asked several times */
+#define MHA_ASK_EVERY_NS 50000000
+#endif
 /* The clock is read when pieces of work have taken about so long, or after at most MOST_SKIPPED of them. */
 #define LOOK_EVERY_NS 1000000
 #define MOST_SKIPPED 64u
@@ -39,7 +41,7 @@ mha_interrupt_watch(mha_interrupt_fn check, void *context)
     watch.context = context;
     watch.skip = watch.skipped = 0;
     watch.looked_at = check != NULL ? mha_now_ns() : 0;
-    watch.ask_at = watch.looked_at + ASK_EVERY_NS;
+    watch.ask_at = watch.looked_at + MHA_ASK_EVERY_NS;
     atomic_store(&stopped, MHA_OK);
     follow = check != NULL ? &stopped : NULL;
 }
@@ -72,7 +74,7 @@ ask(int64_t now)
         atomic_store(&stopped, MHA_ERR_INTERRUPTED);
     }
     watch.asking = 0;
-    watch.ask_at = now + ASK_EVERY_NS;
+    watch.ask_at = now + MHA_ASK_EVERY_NS;
 }
 
 int

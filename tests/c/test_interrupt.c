@@ -1,12 +1,13 @@
 /*
  * test_interrupt.c: calls that are given up half-way.
  *
- *     test_interrupt [quick]
+ *     test_interrupt
  *
  * Whoever watches a call is asked by its thread alone; once he says yes the call says MHA_ERR_INTERRUPTED, the core
  * holds no block, and the next call gives the bits of an untroubled one.  What he calls himself is not watched, and
  * the calls of other threads go on.
  *
+ * build: runtime/threads_interrupt.c -DMHA_ASK_EVERY_NS=5000000
  * not emulated: nothing in it depends on the processor, and calls that must take long take longest there
  */
 #include <stdio.h>

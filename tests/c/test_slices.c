@@ -3,6 +3,8 @@
  * every output, for every kind of input layout and lengths; without memory it fails and writes nothing.
  *
  *     test_slices [quick]
+ *
+ * not emulated: slices are cut by plain C, and what is called for each of them other programs try there
  */
 #include "asked.h"
 #include "drawn.h"
