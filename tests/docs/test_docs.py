@@ -3,7 +3,6 @@
 import doctest
 import importlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -83,15 +82,11 @@ def test_there_are_pages_with_code():
 
 
 @pytest.fixture(scope="module")
-def pasted(tmp_path_factory):
-    """{code of a box: (its exit status, what it printed)}, of all pages: what they need is imported once for all."""
-    codes = sorted({code for page in ALONE for code, _ in boxes(page)})
-    file = tmp_path_factory.mktemp("boxes") / "boxes.json"
-    file.write_text(json.dumps(codes), encoding="utf-8")
-    here = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests" / "support")])
-    program = ROOT / "tests" / "support" / "boxes.py"
-    done = children.python("-W", "error", program, file, MPLBACKEND="agg", PYTHONPATH=here)
-    return dict(zip(codes, json.loads(done.stdout)))
+def pasted():
+    """{code of a box: (its exit status, what it printed)}, of all pages."""
+    return children.each_alone(
+        sorted({code for page in ALONE for code, _ in boxes(page)}), "-W", "error", MPLBACKEND="agg"
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="boxes are run by fork")

@@ -1,8 +1,11 @@
 """Python in a process of its own.  conftest.py sees to it that every child finds the package under test."""
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import needs
 
@@ -33,3 +36,14 @@ def printed(code, **variables):
     """(what the code printed, what was warned of), of `unchosen`."""
     done = unchosen("-c", code, **variables)
     return done.stdout.strip(), done.stderr.strip()
+
+
+def each_alone(codes, *options, **variables):
+    """{code: (its exit status, what it printed)}: each in a fork of one process, which has imported what takes long."""
+    here = os.path.dirname(__file__)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "boxes.json"
+        file.write_text(json.dumps(codes), encoding="utf-8")
+        path = os.pathsep.join([os.environ["PYTHONPATH"], here])
+        done = python(*options, os.path.join(here, "boxes.py"), file, PYTHONPATH=path, **variables)
+    return dict(zip(codes, json.loads(done.stdout)))

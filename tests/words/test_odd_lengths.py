@@ -1,5 +1,7 @@
 """Lengths that are allowed, and most often a mistake: a warning in the caller's line, once a process."""
 
+import os
+
 import pytest
 
 import children
@@ -30,23 +32,20 @@ with warnings.catch_warnings(record=True) as seen:
         call(X, X, X, mask)
 print(*[str(one.message) for one in seen], {{one.filename for one in seen}})
 """
+MASKS = [
+    ("[[1, 1, 0], [1, 0, 0]]", True), ("[[1, 1, 1], [1, 1, 1]]", True), ("[[0, 0, 0], [0, 0, 0]]", False),
+    ("[[1, 2, 0], [1, 0, 0]]", False), ("[1, 1]", False),
+]  # fmt: skip
 CALLS_WITH_MASKS = {
     "layer": "[mha_c.MultiHeadAttention(8, 2, 0.0)]",
     "function": "[functional.dot_product_attention]",
     "masked_softmax": "[lambda x, _, __, mask: mha_c.masked_softmax(x[..., :3], mask)]",
-    "torch": "[lambda *given: layer(*map(torch.tensor, given)) for torch in [__import__('torch')]"
-    " for layer in [__import__('mha_c.torch').torch.DotProductAttention(0.0)]]",
 }
 
 
 @pytest.mark.parametrize("call", CALLS_WITH_MASKS)
-@pytest.mark.parametrize("mask, warns", [
-    ([[1, 1, 0], [1, 0, 0]], True), ([[1, 1, 1], [1, 1, 1]], True), ([[0, 0, 0], [0, 0, 0]], False),
-    ([[1, 2, 0], [1, 0, 0]], False), ([1, 1], False),
-])  # fmt: skip
+@pytest.mark.parametrize("mask, warns", MASKS)
 def test_a_mask_in_the_place_of_lengths_warns_once(call, mask, warns):
-    if call == "torch":
-        needs.module("torch")
     done = children.python("-c", MASK.format(mask=mask, calls=CALLS_WITH_MASKS[call]))
     assert ("write valid_lens=mask.sum(-1) (said once) {'<string>'}" in done.stdout) == warns, done.stdout + done.stderr
     assert done.stdout.count("said once") == warns
@@ -84,14 +83,43 @@ WAYS_WITH_MASKS = {
 }
 
 
+OF_TENSORS = """[lambda *given: layer(*map(torch.tensor, given)) for torch in [__import__('torch')]
+    for layer in [__import__('mha_c.torch').torch.DotProductAttention(0.0)]]"""
+
+
+def of_tensors(mask):
+    return MASK.format(mask=mask, calls=OF_TENSORS)
+
+
+def on_way(way):
+    return WAYS.format(call=WAYS_WITH_MASKS[way])
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """{code: (its exit status, what it printed)} of all that imports torch."""
+    if not hasattr(os, "fork"):
+        pytest.skip("torch is imported once, by a process that forks")
+    return children.each_alone([*(of_tensors(mask) for mask, _ in MASKS), *map(on_way, WAYS_WITH_MASKS)])
+
+
+@pytest.mark.parametrize("mask, warns", MASKS)
+def test_a_mask_of_tensors_in_the_place_of_lengths_warns_once(mask, warns, alone):
+    needs.module("torch")
+    status, said = alone[of_tensors(mask)]
+    assert status == 0, said
+    assert ("write valid_lens=mask.sum(-1) (said once) {'<box>'}" in said) == warns, said
+    assert said.count("said once") == warns
+
+
 @pytest.mark.parametrize("way", WAYS_WITH_MASKS)
-def test_a_mask_warns_once_whatever_computes_the_call(way):
+def test_a_mask_warns_once_whatever_computes_the_call(way, alone):
     needs.module("torch")
     if way == "transform":
         needs.of_torch("torch.func.grad")
-    done = children.python("-c", WAYS.format(call=WAYS_WITH_MASKS[way]))
-    assert done.stdout.startswith("0\n") and done.stdout.count("said once") == 1, done.stdout + done.stderr
-    assert "{'<string>'}" in done.stdout
+    _, said = alone[on_way(way)]
+    assert said.startswith("0\n") and said.count("said once") == 1, said
+    assert "{'<box>'}" in said
 
 
 PIECES = """
