@@ -17,7 +17,7 @@ sizes_overflow(const mha_attention_args *args, size_t itemsize)
     return mha_mul_size(&scores, args->heads) < 0 || mha_mul_size(&scores, args->queries) < 0 ||
            mha_mul_size(&scores, itemsize * 4) < 0 || mha_mul_size(&out, scores) < 0 ||
            mha_mul_size(&keys, args->keys) < 0 || mha_mul_size(&keys, itemsize * 4) < 0 ||
-           args->relative_reach > PTRDIFF_MAX / 64 / mha_max(args->heads, 1) ||
+           args->relative_reach > PTRDIFF_MAX / 64 / args->heads ||
            mha_max(mha_max(args->keys, args->queries), widest) > PTRDIFF_MAX / 64;
 }
 

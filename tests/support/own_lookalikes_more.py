@@ -40,6 +40,20 @@ class TemperatureBesideTheWidth(Dot):
         return torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]) / 1.7
 
 
+@differs("a number that changes with the inputs.* in `.*batch")
+class TemperatureThatIsTheBatch(Dot):
+    def scores(self, q, k):
+        batch = q.shape[0]
+        return torch.bmm(q, k.transpose(1, 2)) / batch
+
+
+@differs("a number that changes with the inputs.* in `.*rows")
+class TemperatureOfTheQueries(Dot):
+    def scores(self, q, k):
+        rows = q.shape[1]
+        return torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]) / rows
+
+
 @differs("mask has no effect")
 class MaskOfShortRowsAlone(OneInput):
     """A parameter that lines do read, though not in the calls that compare."""

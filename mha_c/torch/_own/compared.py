@@ -130,6 +130,7 @@ class Compared:
         self.table: Optional[Table] = None  # of angles, which its calls are given
         self.width = 4  # of queries, keys and values that are not projected
         self.one = ""  # the axis, of AXES, that has a length of 1
+        self.fewer = False  # whether its calls are of one item and a query less
         self.other_result = 0  # which of its results is no attention's, where another one is: from 1
         self.runs = False  # whether a call of it has given anything
 
@@ -141,7 +142,7 @@ class Compared:
         found = [n for n in (2, 3, 5, 4, 6, 7) if n not in heads][:3]
         counts = zip(AXES, (found[0], found[1], min(found[2], self.most_keys)))
         n_items, n_queries, n_keys = (1 if axis == self.one else n for axis, n in counts)
-        return n_items, n_queries, n_keys
+        return (1, n_queries - 1, n_keys) if self.fewer else (n_items, n_queries, n_keys)
 
     def features(self, weights: Optional[Weights]) -> tuple[int, int, int]:
         """Of queries, keys and values."""

@@ -241,7 +241,7 @@ class Call(NamedTuple):
 
 
 def looks(module: nn.Module, training: bool = False) -> Iterator[Look]:
-    """The best look at a call, and one at a call with other inputs and a key less; none where it takes none of ours."""
+    """The best look at a call, and one at a smaller call with other inputs; none where it takes none of ours."""
     with isolated(), torch.no_grad():
         try:
             compared = Compared(module)
@@ -260,11 +260,15 @@ def looks(module: nn.Module, training: bool = False) -> Iterator[Look]:
             yield from () if hiding is None else (hiding,)
             return
         yield look
-        fewer = called._replace(many=min(called.many, compared.most_keys) - 1)
+        fewer = called._replace(many=min(called.many, compared.most_keys) - 2)
         if plan.weights is None and not widths(compared.own):
             compared.width += 1  # a scale may follow from the features
-        others = (_looked(compared, plan, one, seed=1) for one in (fewer, called))
-        yield from itertools.islice((one for one in others if one is not None), 1)
+        # ... or from how many items and queries there are; where so few are not taken, from nothing.
+        for compared.fewer, again in ((True, fewer), (False, fewer), (False, called)):
+            other = _looked(compared, plan, again, seed=1)
+            if other is not None:
+                yield other
+                return
 
 
 def _looked(compared: Compared, plan: Plan, called: Call, seed: int = 0) -> Optional[Look]:

@@ -146,7 +146,8 @@ class _Telling:
                 times, others = number / self.book.q.shape[-1] ** power, again / self.other.book.q.shape[-1] ** power
                 if abs(times - others) < _NEAR * 10 * abs(times):
                     return form.format(f"{times:.4g}").replace("1 * ", "")
-        return f"{number:.4g}"
+        differs = again is not None and abs(again - number) > _NEAR * 10 * abs(number)
+        return "a number that changes with the inputs" if differs else f"{number:.4g}"
 
     def _rest(self, step: Step, noun: str) -> str:
         """What may be done about it."""
@@ -244,7 +245,9 @@ class _Telling:
             number = self._written(factor, again)
             if abs(again - factor) < _NEAR or "q.shape" in number:  # for fewer keys, too
                 yield _Way(self._of_factor(number), {**options, "scale": factor}, f"{joined}scale={number}")
-        elif _close(change, change[:1].expand_as(change)) and _close(change[..., :n_queries, :n_keys], again):
+        elif _close(change, change[:1].expand_as(change)) and _close(
+            change[: len(again), :, :n_queries, :n_keys], again
+        ):
             yield from _of_positions(change[0], seen[0], options, joined)
         else:
             yield from self._of_each(x, seen, options, written)
@@ -267,7 +270,7 @@ class _Telling:
         """One column more, with a number of each head."""
         for column in (0, -1):
             sinks = x[..., column]
-            if _close(sinks, sinks[:1, :, :1].expand_as(sinks)) and _close(sinks[:, :, 0], other[:, :, 0, column]):
+            if _close(sinks, sinks[:1, :, :1].expand_as(sinks)) and _close(sinks[:1, :, 0], other[:1, :, 0, column]):
                 rest = x[..., 1:] if column == 0 else x[..., :-1]
                 causal = {"causal": True} if bool((rest < HIDDEN).any()) else {}
                 written = "causal=True, " if causal else ""
@@ -291,11 +294,11 @@ def _quoted(step: Step) -> str:
 
 
 def _factor_of(look: Optional[Look]) -> Optional[float]:
-    """What the scores are multiplied by where the look finds the first line that differs."""
-    first = None if look is None else look.first()
-    if look is None or first is None:
+    """What the scores are multiplied by where the look finds the first line that differs, if it finds one."""
+    if look is None:
         return None
-    return look.given_to(look.trace.steps[first]).factor * look.book.scale
+    first = look.first()
+    return (1.0 if first is None else look.given_to(look.trace.steps[first]).factor) * look.book.scale
 
 
 def _ratio(x: Tensor, scores: Tensor) -> float:
