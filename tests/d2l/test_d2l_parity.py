@@ -156,17 +156,6 @@ def test_state_dicts_are_interchangeable(d2l, bias):
             np.testing.assert_array_equal(ours.state_dict()[name], value.numpy())
 
 
-def test_type_in_is_type_out(d2l):
-    """CPU tensors in, a tensor out; the same numbers as for arrays."""
-    x = np.random.default_rng(0).standard_normal((2, 4, 12), dtype=np.float32)
-    ours = mha_c.MultiHeadAttention(12, 3, 0.0)
-    from_arrays = ours(x, x, x, [3, 2])
-    t = torch.from_numpy(x)
-    from_tensors = ours(t, t, t, torch.tensor([3, 2]))
-    assert isinstance(from_arrays, np.ndarray) and isinstance(from_tensors, torch.Tensor)
-    np.testing.assert_array_equal(from_arrays, from_tensors.numpy())
-
-
 # --- Over all draws --------------------------------------------------------------------------------
 
 

@@ -41,19 +41,29 @@ class BrowserError(Exception):
     """What the driver answered instead of a result."""
 
 
+def started(chromedriver):
+    """(a driver, its port).  The port is free at first for one kind of address, and has to be for the other too: where
+    another program has taken it, the driver ends at once, and the next one gets another."""
+    for _ in range(5):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+        driver, said = subprocess.Popen([chromedriver, "--port=0"], **pipes), ""
+        for line in driver.stdout:
+            said += line
+            found = re.search(r"started successfully on port (\d+)", line)
+            if found:
+                return driver, found.group(1)
+        driver.stdout.close()
+        said += f"exit status {driver.wait()}"
+    raise BrowserError(f"chromedriver did not start, five times; last it said: {said}")
+
+
 class Browser:
     """One window.  Coordinates are CSS pixels from the top left of what is visible."""
 
     def __init__(self, chromium, chromedriver, reached=None):
+        self._driver, port = started(chromedriver)
+        self._url = f"http://127.0.0.1:{port}"
         self._profile = tempfile.mkdtemp(prefix="mha_c-chromium-")
-        self._driver = subprocess.Popen(
-            [chromedriver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        started = next((line for line in self._driver.stdout if "started successfully" in line), "")
-        found = re.search(r"on port (\d+)", started)
-        if not found:
-            raise BrowserError("chromedriver did not start")
-        self._url = f"http://127.0.0.1:{found.group(1)}"
         args = [*FLAGS, f"--user-data-dir={self._profile}"]
         args += [f"{NETWORK}, EXCLUDE {reached}" if reached else NETWORK]
         options = {"binary": chromium, "args": args}

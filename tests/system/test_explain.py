@@ -168,14 +168,6 @@ def test_threads_grow_with_the_work():
     assert any(share["reason"] == "work" for share in shares)
 
 
-def test_few_tasks():
-    mha_c.set_num_threads(64)
-    layer = mha_c.MultiHeadAttention(512, 8, 0.0)
-    x = np.zeros((1, 192, 512), np.float32)
-    output = mha_c.explain(layer, x, x, x).as_dict()["projections"]["W_o"]
-    assert output["share"]["n_threads"] <= max(output["share"]["n_tasks"], 1)
-
-
 STARTED = """
 import os
 import numpy as np, mha_c

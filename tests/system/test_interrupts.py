@@ -29,19 +29,30 @@ def test_another_threads_call_is_not_interrupted():
     printed = python(
         """
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        q, results = np.ones((1, 1, 6000, 64), np.float32), []
-        thread = threading.Thread(target=lambda: results.append(F.dot_product_attention(q, q, q)))
+        n, seconds, begun, results = 1000, 0.0, threading.Event(), []
+        while seconds < 0.25:  # so that the signal comes during the call
+            n, start = 2 * n, time.perf_counter()
+            q = np.ones((1, 1, n, 64), np.float32)
+            alone = F.dot_product_attention(q, q, q).tobytes()
+            seconds = time.perf_counter() - start
+
+        def long_call():
+            begun.set()
+            results.append(F.dot_product_attention(q, q, q))
+
+        thread = threading.Thread(target=long_call)
         thread.start()
+        begun.wait()
         try:
-            time.sleep(0.05)
             os.kill(os.getpid(), signal.SIGINT)
             thread.join()
         except KeyboardInterrupt:
+            under_way = not results
             thread.join()
-            print("interrupted", results[0].tobytes() == F.dot_product_attention(q, q, q).tobytes(), call())
+            print("interrupted", under_way, results[0].tobytes() == alone, call())
         """
     )
-    assert "interrupted True True" in printed
+    assert "interrupted True True True" in printed
 
 
 def test_a_signal_handler_may_call_during_a_call():

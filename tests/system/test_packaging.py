@@ -180,22 +180,6 @@ def test_import_and_a_small_call_change_nothing_in_the_process():
     assert in_subprocess(PROCESS_STATE) == [{}, {}]
 
 
-def test_import_fails_clearly_for_an_unknown_isa():
-    for name in ("avx9000", ""):
-        done = children.python("-c", "import mha_c", status=None, MHA_C_ISA=name)
-        if name:
-            assert done.returncode != 0 and "RuntimeError" in done.stderr
-            assert name in done.stderr and "scalar" in done.stderr
-        else:
-            assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("name", [name for name, offered in _core.isas() if offered])
-def test_forced_isa(name):
-    code = "import json, mha_c._core as c; print(json.dumps(c.isa()))"
-    assert in_subprocess(code, MHA_C_ISA=name) == name
-
-
 def test_every_isa_of_this_machine_type_is_compiled():
     machine = os.uname().machine if hasattr(os, "uname") else ""
     names = [name for name, _ in _core.isas()]

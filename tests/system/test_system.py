@@ -89,7 +89,3 @@ import mha_c
 print((time.process_time() - between) / (between - before))
 """
     assert min(float(printed(code)[0]) for _ in range(4)) < 0.8
-
-
-def test_the_package_is_typed():
-    assert (Path(mha_c.__file__).parent / "py.typed").is_file()

@@ -251,7 +251,7 @@ def test_english_is_the_source_and_comes_back():
 def test_an_unknown_language_is_refused_with_those_there_are(other):
     with pytest.raises(ValueError, match=re.escape(f"language must be one of en, zh, got {other!r}")):
         teach.set_language(other)
-    assert not words._translations
+    assert not CHINESE.search(str(teach.check(scaled_by_d, "dot_product")))
 
 
 def test_what_a_user_adds_is_said_as_it_is(language, monkeypatch):

@@ -125,6 +125,7 @@ def test_the_slider_of_heads_has_as_many_as_there_are(play):
     most = lambda: shown.run("return R.querySelector('input[type=range]').max")  # noqa: E731
     assert most() == "1"
     shown.press("ArrowRight", "ArrowRight")  # there is no third head
+    shown.run("return new Promise((done) => setTimeout(done, 400))")  # a second change is written when hands rest
     assert "head=2" not in shown.browser.run("return location.hash")
     shown.press("Space")
     shown.browser.until(lambda: most() == "3")
@@ -191,14 +192,9 @@ def test_a_hundred_moves_leave_nodes_and_listeners_as_they_were(play, address):
     "%00%ff&&&=", "ch=pooling&at=1e999&width=-3", "len=" + "9," * 190, "from=encoder&heads=8",
 ])  # fmt: skip
 def test_an_address_of_any_content_answers_within_a_second(play, address):
-    took = []
-    for _ in range(3):
-        shown = play(address)
-        took.append(float(shown.browser.run("return document.querySelector('[data-mhac-ready]').dataset.mhacReady")))
-        assert shown.texts("h1")
-        if took[-1] < 1000:
-            break
-    assert min(took) < 1000
+    shown = play(address)
+    assert 0.01 < shown.browser.thread_seconds() < 1
+    assert shown.texts("h1")
 
 
 CONTRAST = """
