@@ -263,7 +263,7 @@ def looks(module: nn.Module, training: bool = False) -> Iterator[Look]:
         fewer = called._replace(many=min(called.many, compared.most_keys) - 2)
         if plan.weights is None and not widths(compared.own):
             compared.width += 1  # a scale may follow from the features
-        # ... or from how many items and queries there are; where so few are not taken, from nothing.
+        # ... or from the numbers of items and queries; of both there are fewer, where it takes so few.
         for compared.fewer, again in ((True, fewer), (False, fewer), (False, called)):
             other = _looked(compared, plan, again, seed=1)
             if other is not None:
