@@ -40,7 +40,19 @@ hypothesis.settings.load_profile("mha_c")
 
 # What a test changes or counts for the whole process: `make free-threaded`, which runs each test in several threads at
 # once, runs these in one.
-FOR_ALL_THREADS = "set_isa( caches set_num_threads( threadpool references_are_lost leaks_ tracemalloc doctest"
+FOR_ALL_THREADS = (
+    "set_isa( caches set_num_threads( set_language( add_mistake( threadpool references_are_lost leaks_ tracemalloc "
+    "doctest decoder"  # the last is one layer, whose weights are of its last call
+)
+
+
+def is_for_one_thread(item):
+    """Nor is it for several what works in a folder that a fixture has made: each thread has a tmp_path of its own, but
+    they share the fixture.
+    """
+    own = "tmp_path" in inspect.signature(item.function).parameters
+    in_a_folder = not own and bool({"tmp_path", "tmp_path_factory"} & {*item.fixturenames})
+    return in_a_folder or any(word in inspect.getsource(item.function) for word in FOR_ALL_THREADS.split())
 
 
 # Where files run side by side these begin first, in this order: the C programs, which keep every core busy for minutes;
@@ -105,7 +117,7 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=turn)
     if config.getoption("parallel_threads", None):
         for item in items:
-            if any(word in inspect.getsource(item.function) for word in FOR_ALL_THREADS.split()):
+            if is_for_one_thread(item):
                 item.add_marker(pytest.mark.thread_unsafe(reason="changes or counts something of the whole process"))
 
 

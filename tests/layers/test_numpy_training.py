@@ -197,7 +197,8 @@ def test_gradients_can_be_changed_and_taken_away(rng):
         without.W_q.bias_grad = np.ones(12)
 
 
-def test_an_optimizer_may_come_before_the_first_call(rng):
+def test_an_optimizer_may_come_before_the_first_call():
+    rng = np.random.default_rng(0)  # the fixture would be shared by threads
     layer = MultiHeadAttention(12, 3, 0.0, rng=0, dtype=np.float64)
     parameters = layer.parameters()
     assert repr(parameters[0]) == "Parameter('W_q.weight', not initialised yet)" and parameters[0].grad is None
