@@ -47,11 +47,8 @@ FOR_ALL_THREADS = (
 
 
 def is_for_one_thread(item):
-    """Nor is it for several what works in a folder that a fixture has made: each thread has a tmp_path of its own, but
-    they share the fixture.
-    """
-    own = "tmp_path" in inspect.signature(item.function).parameters
-    in_a_folder = not own and bool({"tmp_path", "tmp_path_factory"} & {*item.fixturenames})
+    """Nor is it for several what works in a folder: the fixtures that write there are shared by the threads."""
+    in_a_folder = "tmp_path_factory" in item.fixturenames  # which tmp_path asks for, too
     return in_a_folder or any(word in inspect.getsource(item.function) for word in FOR_ALL_THREADS.split())
 
 
