@@ -42,8 +42,8 @@ class BrowserError(Exception):
 
 
 def started(chromedriver):
-    """(a driver, its port).  The port is free at first for one kind of address, and has to be for the other too: where
-    another program has taken it, the driver ends at once, and the next one gets another."""
+    """(a driver, its port).  On a busy machine a driver was seen to end at once, as it does where another program takes
+    the port that it has chosen: then the next one is started."""
     for _ in range(5):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
         driver, said = subprocess.Popen([chromedriver, "--port=0"], **pipes), ""
