@@ -42,7 +42,7 @@ hypothesis.settings.load_profile("mha_c")
 # once, runs these in one.
 FOR_ALL_THREADS = (
     "set_isa( caches set_num_threads( set_language( add_mistake( threadpool references_are_lost leaks_ tracemalloc "
-    "doctest decoder"  # the last is one layer, whose weights are of its last call
+    "doctest interrupts.py decoder"  # the last is one layer, whose weights are of its last call
 )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import mha_c
 from mha_c import functional as F
 
-LATENCY = 0.5
+LATENCY = 0.2
 MAIN = time.pthread_getcpuclockid(threading.main_thread().ident)
 
 

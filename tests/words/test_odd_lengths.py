@@ -83,12 +83,9 @@ WAYS_WITH_MASKS = {
 }
 
 
-OF_TENSORS = """[lambda *given: layer(*map(torch.tensor, given)) for torch in [__import__('torch')]
-    for layer in [__import__('mha_c.torch').torch.DotProductAttention(0.0)]]"""
-
-
 def of_tensors(mask):
-    return MASK.format(mask=mask, calls=OF_TENSORS)
+    calls = "[lambda *given: mha_c.torch.DotProductAttention(0.0)(*map(torch.tensor, given))]"
+    return "import torch, mha_c.torch" + MASK.format(mask=mask, calls=calls)
 
 
 def on_way(way):
