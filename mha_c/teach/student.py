@@ -119,6 +119,8 @@ class Student:
             names = [books_name(each.name, ["num_kv_heads"]) for each in parameters(mine)]
             self.arguments += list(filter(None, names))
         self.takes = roles(mine, self.arguments)
+        if kind == "causal_multi_head":
+            self._take_one_input_three_times()
         self.is_chunked = kind in ("causal", "dot_product") and "chunk_size" in self.takes.values()
         if self.is_chunked:
             self.arguments = self._books("chunked")
@@ -179,6 +181,13 @@ class Student:
         if self.is_class:
             return {name: 0 for name in names if asks_for(self.mine, name)}
         return {name: x for name in names for x in [own_size(self.mine, name)] if x}
+
+    def _take_one_input_three_times(self) -> None:
+        """Queries, keys and values by name: what attends to itself is called as layer(X, X, X)."""
+        three = ["queries", "keys", "values"]
+        named = {each.name: books_name(each.name, three) for each in parameters(self.mine)}
+        if {*three} <= {*named.values()}:
+            self.takes.update({name: "X" for name, role in named.items() if role})
 
     def _take_pairs(self) -> None:
         """Queries and keys that are turned in one call: both are X."""

@@ -255,6 +255,18 @@ def test_a_causal_layer_that_need_not_be():
     assert teach.check(OfOneInput, "causal_multi_head").ok and teach.check(OfOneInput, "multi_head").ok
 
 
+def test_what_attends_to_itself_may_take_its_input_three_times():
+    torch = needs.module("torch")
+
+    class Always(may_be_causal(torch, "next")):
+        def __init__(self, d_model, num_heads):
+            super().__init__(d_model, num_heads, causal=True)
+
+    assert teach.check(may_be_causal(torch), "causal_multi_head").ok
+    assert teach.check(may_be_causal(torch, "next"), "causal_multi_head").mistakes == ["mask_off_by_one"]
+    assert teach.check(Always).mistakes == ["mask_off_by_one"]  # whose kind nothing tells but its numbers
+
+
 def test_what_a_constructor_hides_in_an_unknown_way_is_not_tried():
     class Window(may_be_causal(needs.module("torch"))):
         def __init__(self, d_model, num_heads, window_size=None):
