@@ -62,8 +62,8 @@ def check(
         "masked_softmax" (X, valid_lens), "dot_product" (queries, keys, values, valid_lens), "additive", "multi_head",
         "transpose_qkv" and "transpose_output" (X, num_heads), "positional_encoding" (X), "causal" (queries, keys,
         values; a chunk size), "window" (queries, keys, values, window), "rope" (X, offset), "grouped" (queries (B, H,
-        Q, D), keys and values (B, G, K, D)) or "causal_multi_head" (X, also as queries, keys and values).  Default: told
-        from its weights, its name and its signature.
+        Q, D), keys and values (B, G, K, D)) or "causal_multi_head" (X; or X as queries, keys and values).  Default:
+        told from its weights, its name and its signature.
     mask : {"attend", "hide", "add"}, optional
         What True means in a mask: the key may be seen, or is hidden; or the mask is added to the scores.  Default:
         whichever explains all results; `.mask` says which.
