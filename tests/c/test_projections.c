@@ -1,7 +1,7 @@
 /*
- * test_projections.c: projections of whole numbers, forward and backward, and softmax of equal scores: every sum is
- * exact, so a term lost or counted twice at any edge of a tile, panel or chunk shows.  And of real numbers, whose
- * bits tell the order of sums.  Every instruction set, both types.
+ * test_projections.c: projections of whole numbers, forward, backward and into a cache, and softmax of equal scores:
+ * every sum is exact, so a term lost or counted twice at any edge of a tile, panel or chunk shows.  And of real
+ * numbers, whose bits tell the order of sums.  Every instruction set, both types.
  *
  *     test_projections [quick]
  * SPDX-License-Identifier: BSD-3-Clause
@@ -77,6 +77,47 @@ check_projection(size_t rows, size_t outs, size_t ins)
     check_product("grad_x", grad_x, rows, ins, outs, grad_y.whole, outs, 1, weight.whole, ins, 1, NULL);
     check_product("grad_weight", grad_weight, outs, ins, rows, grad_y.whole, 1, outs, x.whole, ins, 1, NULL);
     check_product("grad_bias", grad_bias, 1, outs, rows, ones, 0, 1, grad_y.whole, outs, 1, NULL);
+    free_all();
+}
+
+/* New rows of a cache: those that count are the projected rows of x, or these as they are, and no other number changes.
+ */
+static void
+check_append(size_t rows, size_t outs, size_t ins, int projected, int alike)
+{
+    enum { BATCH = 3, EMPTY = 99 };
+    const int64_t before[BATCH] = {2, alike ? 2 : 0, alike ? 2 : 5};
+    const int64_t counts[BATCH] = {(int64_t)rows, alike ? (int64_t)rows : 0, (int64_t)rows - !alike};
+    const size_t room = rows + 6;
+    matrix x = new_matrix(BATCH * rows, ins, rows % 3), weight = new_matrix(outs, ins, 0),
+           bias = new_matrix(1, outs, 0);
+    void *cache = allocate(BATCH * room * outs * size_of(dtype));
+
+    for (size_t i = 0; i < BATCH * room * outs; i++) {
+        set(dtype, cache, i, EMPTY);
+    }
+    const mha_linear copied = {.out_features = outs, .in_features = ins};
+    const mha_linear linear = projected ? packed_linear(dtype, outs, ins, weight.data, ins, bias.data) : copied;
+    mha_append append = append_of(dtype, &linear, BATCH, rows, x.data, cache, room, before, counts);
+
+    append.x.row_stride = (ptrdiff_t)x.stride;
+    append.x.batch_stride = (ptrdiff_t)(rows * x.stride);
+    append.before_step = append.counts_step = !alike;
+    CHECK(mha_linear_append(&append) == MHA_OK, "append");
+    for (size_t i = 0; i < BATCH * room * outs; i++) {
+        const size_t b = i / outs / room, row = i / outs % room - (size_t)before[b], j = i % outs;
+        const int *of_x = x.whole + (b * rows + row) * ins;
+        long wanted = EMPTY;
+        if (row < (size_t)counts[b]) { /* of a row before the first: more than any count */
+            wanted = projected ? bias.whole[j] : of_x[j];
+            for (size_t p = 0; projected && p < ins; p++) {
+                wanted += (long)of_x[p] * weight.whole[j * ins + p];
+            }
+        }
+        CHECK(get(dtype, cache, i) == (double)wanted, "%s, append of %zu rows, %s: [%zu][%zd][%zu] is %g, not %ld",
+              mha_isa_name(mha_isa_active()), rows, projected ? "projected" : "as they are", b, (ptrdiff_t)row, j,
+              get(dtype, cache, i), wanted);
+    }
     free_all();
 }
 
@@ -175,6 +216,12 @@ run_all(int quick)
     }
     for (size_t rows = 1; rows < 14; rows++) { /* each register tile; depths of one chunk and of several */
         check_layouts(rows, 1 + below(200), 1 + below(rows % 2 ? 256 : 1100));
+    }
+    for (size_t rows = 1; rows < 4; rows++) {
+        for (int alike = 0; alike < 2; alike++) {
+            check_append(rows, 9, 9, 0, alike);
+            check_append(rows, 5, 7, 1, alike);
+        }
     }
     for (size_t n = 0; n < (quick ? 5 : 40); n++) {
         check_projection(1 + below(30), 1 + below(70), 1 + below(40));
