@@ -49,5 +49,6 @@ def test_weights_of_any_size(isa, dtype, rng):
     w_v = np.full(20, largest, dtype)
     out, lse = _core.attention_forward(q, k, k, w_v, return_lse=True)[:3:2]
     known = (np.tanh(q[:, :, None] + k[:, None].astype(np.float64)) @ w_v.astype(np.float64)).max(axis=-1)
-    np.testing.assert_allclose(lse, known, rtol=1e-5)
+    # Of 20 terms up to `largest` each; of what is left after they cancel, no share is promised.
+    np.testing.assert_allclose(lse / largest, known / largest, rtol=0, atol=20 * np.finfo(dtype).eps)
     assert np.isfinite(out).all()
