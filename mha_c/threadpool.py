@@ -46,7 +46,7 @@ def register() -> None:
     class Controller(threadpoolctl.LibController):  # type: ignore[misc]
         user_api = internal_api = "mha_c"
         filename_prefixes = (os.path.basename(ours).lower(),)
-        check_symbols = ("PyInit__core",)
+        check_symbols = ("PyInit__core", "PyModExport__core")  # the second since Python 3.15
 
         def get_num_threads(self) -> int:
             return _core.get_num_threads()

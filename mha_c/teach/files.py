@@ -117,6 +117,8 @@ def loaded(path: Path) -> ModuleType:
         raise Problem("no_such_file", said("there is no file {path}", path=path))
     module = ModuleType(f"file_{path.stem}")
     module.__file__ = str(path)
+    for name in ("__loader__", "__spec__"):  # nothing has loaded it: of None here, Python 3.15 warns in tracebacks
+        del module.__dict__[name]
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     sys.path.insert(0, str(path.resolve().parent))
     sys.argv = [str(path)]

@@ -139,16 +139,17 @@ def empty(*shape):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: _core.attention_forward(huge(2**31, 1, 64), huge(2**31, 1, 64), huge(2**31, 1, 64)),
-        lambda: attention(q=huge(1, 2**40, 1), k=huge(1, 2**40, 1), v=huge(1, 2**40, 1), return_weights=True),
+        lambda: _core.attention_forward(huge(2**42, 1, 64), huge(2**42, 1, 64), huge(2**42, 1, 64)),
+        lambda: attention(q=huge(1, 2**50, 1), k=huge(1, 2**50, 1), v=huge(1, 2**50, 1), return_weights=True),
         lambda: attention(q=huge(2**30, 2**30, 1), k=huge(2**30, 2**30, 1), v=huge(2**30, 2**30, 1)),
-        lambda: plain_layer(queries=huge(1, 2**40, 2), keys=huge(1, 2**40, 2), values=huge(1, 2**40, 2)),
+        lambda: plain_layer(queries=huge(1, 2**50, 2), keys=huge(1, 2**50, 2), values=huge(1, 2**50, 2)),
         lambda: _core.copy_operands(huge(2**20, 2**20, 2**20, 4), huge(1, 1, 1, 4)),
         lambda: linear(huge(2**55, 5), projection(8, 5)),
         lambda: softmax(huge(2**20, 2**20, 2**10)),
     ],
 )
 def test_huge_shapes_fail_fast(call):
+    """More than addresses can name: some systems promise any memory, and end who takes it (NumPy 2.5 on 3.15t)."""
     with pytest.raises((MemoryError, ValueError)):
         call()
 

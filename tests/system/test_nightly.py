@@ -1,6 +1,7 @@
 """tools/nightly.py: each part is run, none stops the others, and the page begins with what failed."""
 
 import collections
+import os
 import re
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_a_night_without_a_failure(nightly, tmp_path, monkeypatch):
 
 def test_a_version_of_python_becomes_the_command_that_starts_it(nightly, monkeypatch):
     version = f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags.replace('d', '')}"  # "t": no global lock
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)  # wherever it is
     real = tools.load("tools/nightly.py")
     monkeypatch.setattr(real, "PARTS", {"one": ["free-threaded", f"PYTHON={version}"], "none": ["x", "PYTHON=3.99"]})
     assert real.command("one")[2].endswith(f"python{version}") and "/" in real.command("one")[2]
