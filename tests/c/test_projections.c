@@ -106,9 +106,9 @@ check_append(size_t rows, size_t outs, size_t ins, int projected, int alike)
     CHECK(mha_linear_append(&append) == MHA_OK, "append");
     for (size_t i = 0; i < BATCH * room * outs; i++) {
         const size_t b = i / outs / room, row = i / outs % room - (size_t)before[b], j = i % outs;
-        const int *of_x = x.whole + (b * rows + row) * ins;
         long wanted = EMPTY;
         if (row < (size_t)counts[b]) { /* of a row before the first: more than any count */
+            const int *of_x = x.whole + (b * rows + row) * ins;
             wanted = projected ? bias.whole[j] : of_x[j];
             for (size_t p = 0; projected && p < ins; p++) {
                 wanted += (long)of_x[p] * weight.whole[j * ins + p];
