@@ -106,7 +106,9 @@ def check(
             answer = _compared(student, mask, notes)
             if kind is None and answer.mistakes == ["unknown"] and _may_be_causal(student):
                 causal = _compared(Student(mine, "causal_multi_head", weights), mask, notes)
-                answer = answer if {"unknown", "raises"} & {*causal.mistakes} else causal
+                # Right with one input in three places says nothing about three: then what differs is among them.
+                tells = causal.mistakes or student.attends_to_itself
+                answer = causal if tells and not {"unknown", "raises"} & {*causal.mistakes} else answer
             return answer
     except Unmade as error:
         return unmade(mine, error, notes)

@@ -132,6 +132,8 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_no_mask")]
     if student.attends_to_itself:
         notes += [say("note_itself")]
+    elif [*student.takes.values()].count("X") > 1:
+        notes += [say("note_one_input")]
     elif student.values_are_keys:
         notes += [say("note_weights_alone" if form.startswith("additive_weights") else "note_values")]
     if layout in LAYOUTS_SAY:

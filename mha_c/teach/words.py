@@ -69,6 +69,8 @@ SENTENCES = {
     "only_where": "  This is so wherever {form}, and nowhere else.",
     "note_writes": "it writes the mask into X, as the book's own does.  A caller who needs X afterwards passes a copy.",
     "note_itself": "it takes queries alone, so keys and values were the queries, too: self-attention.",
+    "note_one_input": "its queries, keys and values were one X, as in self-attention: which of them a line reads was "
+    "not tried.",
     "note_no_mask": "it takes no lengths and no mask, so no mask was tried.",
     "note_values": "it takes no values, so keys were the values, too.",
     "note_weights_alone": "it gives the attention weights, since it takes no values; a caller multiplies them.",

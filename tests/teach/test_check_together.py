@@ -258,13 +258,22 @@ def test_a_causal_layer_that_need_not_be():
 def test_what_attends_to_itself_may_take_its_input_three_times():
     torch = needs.module("torch")
 
-    class Always(may_be_causal(torch, "next")):
-        def __init__(self, d_model, num_heads):
-            super().__init__(d_model, num_heads, causal=True)
+    def always(wrong=""):
+        class Always(may_be_causal(torch, wrong)):
+            def __init__(self, d_model, num_heads):
+                super().__init__(d_model, num_heads, causal=True)
 
-    assert teach.check(may_be_causal(torch), "causal_multi_head").ok
+        return Always
+
+    class Mixed(always()):
+        def forward(self, q, k, v):
+            return super().forward(q, (k + v) / 2, v)
+
+    right = teach.check(may_be_causal(torch), "causal_multi_head")
+    assert right.ok and "which of them a line reads was not tried" in str(right)
     assert teach.check(may_be_causal(torch, "next"), "causal_multi_head").mistakes == ["mask_off_by_one"]
-    assert teach.check(Always).mistakes == ["mask_off_by_one"]  # whose kind nothing tells but its numbers
+    assert teach.check(always("next")).mistakes == ["mask_off_by_one"]  # whose kind nothing tells but its numbers
+    assert teach.check(Mixed).mistakes == ["unknown"]  # with one input its numbers would be right
 
 
 def test_what_a_constructor_hides_in_an_unknown_way_is_not_tried():
