@@ -10,6 +10,8 @@ import needs
 from checks import same
 from mha_c import _core, _reference, functional
 
+TERMS = ("softcap", "relative_bias", "sinks", "lens", "bias", "keep_mask")
+
 
 def mathematics(q, k, v, w_v=None, lens=None, **options):
     """(out, weights, lse) by `_reference`: plain float64 arrays."""
@@ -28,7 +30,7 @@ def calls(draw):
         "queries": draw(st.integers(1, 70)), "keys": draw(st.sampled_from([1, 2, 5, 17, 64, 65, 130, 600])),
         "features": draw(st.integers(1, 9)), "values": draw(st.integers(1, 6)),
     }  # fmt: skip
-    wanted = {name: draw(st.booleans()) for name in ("softcap", "relative_bias", "sinks", "lens", "bias", "keep_mask")}
+    wanted = {name: draw(st.booleans()) for name in TERMS}
     wanted["additive"] = draw(st.integers(0, 4)) == 0
     wanted["causal"] = draw(st.sampled_from([None, "top_left", "bottom_right"]))
     wanted["window"] = draw(st.sampled_from([None, (0, 0), (3, 2), (40, 0)]))
@@ -185,6 +187,17 @@ def test_dropout_and_its_gradients(rng):
                 _, w, _ = mathematics(q, k, v, **{**terms, name: moved})
                 losses.append((((w * factors) @ v) * grad).sum())
             assert found[at] == pytest.approx((losses[0] - losses[1]) / 2e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("term", [*TERMS, "additive"])
+def test_one_query_of_heads_that_share_keys(term, isa, dtype):
+    """Such heads may be computed as so many queries of one head: but each has its own sink, and its own biases."""
+    size = {"batch": 2, "heads": 6, "kv_heads": 2, "queries": 1, "keys": 17, "features": 8, "values": 5}
+    wanted = {**dict.fromkeys((*TERMS, "additive"), False), term: True, "causal": None, "window": None, "reach": 4, "sink": 0.0}
+    arrays, lens, options = numbers(size, 1, {**wanted, "empty_rows": "zero"}, dtype)
+    found = apply(arrays, lens, options, return_weights=True, return_lse=True)
+    for ours, theirs in zip(found, mathematics(*arrays, lens, **options)):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=50 * np.finfo(dtype).eps)
 
 
 def test_many_keys_and_threads(rng, dtype):
