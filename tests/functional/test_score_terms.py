@@ -193,8 +193,9 @@ def test_dropout_and_its_gradients(rng):
 def test_one_query_of_heads_that_share_keys(term, isa, dtype):
     """Such heads may be computed as so many queries of one head: but each has its own sink, and its own biases."""
     size = {"batch": 2, "heads": 6, "kv_heads": 2, "queries": 1, "keys": 17, "features": 8, "values": 5}
-    wanted = {**dict.fromkeys((*TERMS, "additive"), False), term: True, "causal": None, "window": None, "reach": 4, "sink": 0.0}
-    arrays, lens, options = numbers(size, 1, {**wanted, "empty_rows": "zero"}, dtype)
+    wanted = {"causal": None, "window": None, "reach": 4, "sink": 0.0, "empty_rows": "zero"}
+    wanted.update({name: name == term for name in (*TERMS, "additive")})
+    arrays, lens, options = numbers(size, 1, wanted, dtype)
     found = apply(arrays, lens, options, return_weights=True, return_lse=True)
     for ours, theirs in zip(found, mathematics(*arrays, lens, **options)):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=50 * np.finfo(dtype).eps)
