@@ -67,14 +67,15 @@ mha_interrupt_lost_helpers(const void *flag)
 }
 
 static void
-ask(int64_t now)
+ask(void)
 {
     watch.asking = 1;
     if (watch.check(watch.context) != 0 && atomic_load(&stopped) == MHA_OK) {
         atomic_store(&stopped, MHA_ERR_INTERRUPTED);
     }
     watch.asking = 0;
-    watch.ask_at = now + MHA_ASK_EVERY_NS;
+    watch.looked_at = mha_now_ns(); /* after the answer: who has to wait for it is not asked at every look */
+    watch.ask_at = watch.looked_at + MHA_ASK_EVERY_NS;
 }
 
 int
@@ -89,7 +90,7 @@ mha_interrupted(void)
         watch.skipped = 0;
         watch.looked_at = now;
         if (now >= watch.ask_at) {
-            ask(now);
+            ask();
         }
     }
     return atomic_load_explicit(follow, memory_order_relaxed) != MHA_OK;

@@ -18,6 +18,7 @@
 #include "callers.h"
 #include "check.h"
 #include "mha.h"
+#include "runtime/threads_clock.h"
 
 enum { D = 64, FEW = 200 };
 
@@ -123,6 +124,34 @@ static mha_status
 weight_gradient(const void *grads)
 {
     return mha_linear_backward(grads);
+}
+
+/* Longer than until the next question: as Python's lock may take. */
+static int
+answer_late(void *n_asked)
+{
+    const int64_t asked_at = mha_now_ns();
+
+    while (mha_now_ns() < asked_at + 2 * MHA_ASK_EVERY_NS) {
+    }
+    ++*(int *)n_asked;
+    return 0;
+}
+
+/* The call works between two questions as long as it should, however long each answer takes. */
+static void
+check_late_answers(size_t rows)
+{
+    call c = call_of(rows);
+    int n_asked = 0;
+    const int64_t begun = mha_now_ns();
+
+    mha_interrupt_watch(answer_late, &n_asked);
+    CHECK(mha_attention_forward(&c.args) == MHA_OK, "a call whose watcher answers late");
+    mha_interrupt_watch(NULL, NULL);
+    CHECK(mha_now_ns() - begun >= 3 * (int64_t)n_asked * MHA_ASK_EVERY_NS,
+          "asked %d times, more often than every %d ns", n_asked, MHA_ASK_EVERY_NS);
+    drop(&c);
 }
 
 /* Asks a call three times at least?  The machine may have stood still during one: it is called twice. */
@@ -258,6 +287,7 @@ main(void)
             rows *= 2;
         }
         check_other_threads(rows);
+        check_late_answers(rows);
     }
     mha_threads_set(1);
     check_weight_gradient(128, 64, 1); /* of copies, */
