@@ -104,7 +104,8 @@ def check(
             notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
         with gradients_recorded():
             answer = _compared(student, mask, notes)
-            if kind is None and answer.mistakes == ["unknown"] and _may_be_causal(student):
+            if kind is None and answer.mistakes == ["unknown"] and student.kind == "multi_head":
+                # It may hide the future without being told to: its numbers do not tell, where a mistake changed them.
                 causal = _compared(Student(mine, "causal_multi_head", weights), mask, notes)
                 # Right with one input in three places says nothing about three: then what differs is among them.
                 tells = causal.mistakes or student.attends_to_itself
@@ -114,14 +115,6 @@ def check(
         return unmade(mine, error, notes)
     except CannotAsk as error:
         return Answer(["not_judged"], [str(error)], notes)
-
-
-def _may_be_causal(student: Student) -> bool:
-    """Whether it may be for one input, given once or three times, and hide the future without being told to.
-
-    Its numbers have not told, where a mistake changed them, too.
-    """
-    return student.kind == "multi_head"
 
 
 class _Wrong(Exception):

@@ -80,8 +80,7 @@ check_projection(size_t rows, size_t outs, size_t ins)
     free_all();
 }
 
-/* New rows of a cache: those that count are the projected rows of x, or these as they are, and no other number changes.
- */
+/* A cache's new rows that count are the projected rows of x, or these as they are, and no other number changes. */
 static void
 check_append(size_t rows, size_t outs, size_t ins, int projected, int alike)
 {
