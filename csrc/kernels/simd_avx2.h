@@ -36,7 +36,6 @@
 #define VF_ACCUMULATORS 12
 
 #define VF_FUSED 1
-#define VF_MASKED 0
 
 #include "simd_words.inc"
 

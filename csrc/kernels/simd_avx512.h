@@ -37,6 +37,7 @@ typedef __mmask8 vf_mask;
 typedef __mmask16 vf_mask;
 #endif
 #define VF_X86 1
+#define VF_OWN_MASK 1   /* vf_mask, vf_first_lanes and vf_zero_lt are defined here */
 #define VF_OWN_SCALE2 1 /* vf_scale2 is defined here */
 #define VF_LOW(a, b) VF_OP(unpacklo)(a, b)
 #define VF_HIGH(a, b) VF_OP(unpackhi)(a, b)
@@ -50,7 +51,6 @@ typedef __mmask16 vf_mask;
 #define VF_ACCUMULATORS 24
 
 #define VF_FUSED 1
-#define VF_MASKED 1
 
 #if !VF_F64
 #define VF_TABLE 32 /* entries of a table that two registers hold */

@@ -23,7 +23,6 @@
 #define VF_ACCUMULATORS 16
 
 #define VF_FUSED 1
-#define VF_MASKED 0
 #define VF_OWN_SIGN 1 /* vf_abs and vf_copysign are here: an instruction each */
 
 #include "simd_words.inc"

@@ -13,7 +13,6 @@
 #define VF_ACCUMULATORS 16
 
 #define VF_FUSED 0
-#define VF_MASKED 0
 
 #include "simd_words.inc"
 

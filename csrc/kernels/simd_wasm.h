@@ -31,7 +31,6 @@
 #define VF_ACCUMULATORS 8
 
 #define VF_FUSED 0
-#define VF_MASKED 0
 #define VF_OWN_MAX 1
 
 #include "simd_words.inc"

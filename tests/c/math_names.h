@@ -22,9 +22,9 @@
 #undef VF_LANES
 #undef VF_LESS
 #undef VF_LOW
-#undef VF_MASKED
 #undef VF_NOT_LESS
 #undef VF_OP
+#undef VF_OWN_MASK
 #undef VF_OWN_MAX
 #undef VF_OWN_SCALE2
 #undef VF_OWN_SIGN
