@@ -175,12 +175,11 @@ COVERAGE_REPORT = $(BIN)/gcovr --root . --merge-mode-functions=separate --exclud
 coverage: $(STAMPS)/test-tools $(STAMPS)/build-tools $(D2L)
 	mkdir -p build && rm -rf build/coverage build/coverage-c && find build -name '*.gcda' -delete
 	MHA_C_COVERAGE=1 $(BIN)/python setup.py -q build --build-lib build/coverage
-	$(BIN)/pip install -q gcovr coverage
+	$(BIN)/pip install -q gcovr pytest-cov
 	@mkdir -p $(RUN) build/coverage-c
 	export PYTHONPATH=$(CURDIR)/build/coverage COVERAGE_FILE=$(CURDIR)/build/coverage/python \
 		MHA_C_COUNTERS=$(CURDIR)/build/coverage-c; \
-	cd $(RUN) && $(BIN)/coverage run --branch --source=$(CURDIR)/build/coverage/mha_c -m pytest \
-		--config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider -q ../../tests \
+	$(PYTEST) $(SIDE_BY_SIDE) --cov=$(CURDIR)/build/coverage/mha_c --cov-branch --cov-report= ../../tests \
 		$(call without,browser playground site notebooks packaging accuracy) -k 'not training_translates' $(ARGS) || touch $(CURDIR)/build/coverage/failed
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --txt-metric branch
 	$(COVERAGE_REPORT) --exclude csrc/python/ --merge-lines --print-summary
