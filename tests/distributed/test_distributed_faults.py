@@ -18,7 +18,10 @@ def is_an_error(found, seconds):
 
 
 def in_time(scene):
-    """What scene(timeout) gives with the first timeout within which this machine gets as far as the fault."""
+    """What scene(timeout) gives with the first timeout within which this machine gets as far as the fault.
+
+    A rank that could not even join the group in time has ended, and its result is None.
+    """
     for timeout in (TIMEOUT, 10 * TIMEOUT):
         found = scene(timeout)
         if found is not None:
@@ -33,7 +36,7 @@ def test_a_rank_dies_in_the_ring(n, way):
     def scene(timeout):
         with World(n, timeout=timeout) as world:
             results = world.ask(cases.ring_with_a_death, n - 1, way)
-        return results if results[n - 1] is None else None
+        return results if [found is None for found in results] == [False] * (n - 1) + [True] else None
 
     for rank, (first, second) in enumerate(in_time(scene)[: n - 1]):
         text = is_an_error(*first)
@@ -48,7 +51,7 @@ def test_a_rank_that_is_late_beyond_the_timeout():
     def scene(timeout):
         with World(n, timeout=timeout) as world:
             results = world.run(cases.ring_slowly, victim, 2 * timeout)
-        return results if all(isinstance(found[0][0], float) for found in results) else None
+        return results if all(found and isinstance(found[0][0], float) for found in results) else None
 
     results = in_time(scene)
     expected = []
