@@ -217,24 +217,3 @@ def test_float32_gradients_beside_torchs(std, limit, n_keys, isa, rng):
     for name, ours, theirs, known in zip("qkv", gradients(*call), torch_gradients(*call, np.float32), exact):
         e_ours, e_theirs = (np.sqrt(((x - known) ** 2).mean()) for x in (ours, theirs))
         assert e_ours <= limit * without_fma(isa) * e_theirs, f"grad_{name}: R = {e_ours / e_theirs:.2f}"
-
-
-# --- Dropout ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_keeps_what_it_should(p):
-    """The share of 1e7 weights that stay, within four standard deviations; thresholds are steps of 2^-16."""
-    n, batch = 1000, 10
-    q = np.zeros((batch, n, 1), np.float32)
-    v = np.broadcast_to(np.eye(n, dtype=np.float32), (batch, n, n))
-    kept = _core.attention_forward(q, q, v, dropout=p, seed=5)[0] != 0
-    assert abs(kept.mean() - (1 - p)) < 4 * np.sqrt(p * (1 - p) / kept.size) + 2.0**-17
-
-
-def test_dropout_changes_no_mean(rng):
-    """4000 seeds; the mean output within 4.5 standard errors of that without dropout, for each of 24 numbers."""
-    q, k, v = rng.standard_normal((1, 3, 8)), rng.standard_normal((1, 40, 8)), rng.standard_normal((1, 40, 8))
-    plain = _core.attention_forward(q, k, v)[0]
-    drawn = np.array([_core.attention_forward(q, k, v, dropout=0.3, seed=seed)[0] for seed in range(4000)])
-    assert (np.abs(drawn.mean(axis=0) - plain) < 4.5 * drawn.std(axis=0) / np.sqrt(4000)).all()

@@ -5,13 +5,10 @@ instruction set, in both types, forward and backward.  What stands in front of t
 import numpy as np
 import pytest
 
-from attention_calls import KINDS, draw
+from attention_calls import KINDS, draw, of_a_kind
 from checks import bits
 
-
-@pytest.fixture(params=KINDS)
-def call(request, isa, dtype, rng):
-    return KINDS[request.param](rng, dtype)
+call = pytest.fixture(of_a_kind, params=KINDS)
 
 
 def shifted(array, n_bytes):

@@ -11,17 +11,14 @@ import pytest
 
 import children
 import mha_c
-from attention_calls import KINDS, draw
+from attention_calls import KINDS, draw, of_a_kind
 from checks import bits
 from core_calls import core as _core
 from threads import in_threads
 
 THREADS = range(1, 9)
 
-
-@pytest.fixture(params=KINDS)
-def call(request, isa, dtype, rng):
-    return KINDS[request.param](rng, dtype)
+call = pytest.fixture(of_a_kind, params=KINDS)
 
 
 # --- Runs, threads, memory ------------------------------------------------------------------------------
@@ -279,22 +276,6 @@ def test_layer_gradients_threads(isa, dtype, rng):
         _core.set_num_threads(n)
         results.add(tuple(bits(layer_gradients(x, projections, weights, np.array([600, 17, 0])))))
     assert len(results) == 1
-
-
-# --- Dropout ------------------------------------------------------------------------------------------------
-
-
-def test_dropout_depends_on_its_place_alone(isa, dtype, rng):
-    """With v = identity the output shows which weights were dropped: the same ones in any smaller problem."""
-    n = 70
-    q, k = rng.standard_normal((2, 3, n, 8)).astype(dtype), rng.standard_normal((2, 3, n, 8)).astype(dtype)
-    v = np.broadcast_to(np.eye(n, dtype=dtype), (2, 3, n, n))
-    kept = _core.attention_forward(q, k, v, dropout=0.5, seed=11)[0] != 0
-    part = _core.attention_forward(q[:1, :2, :33], k[:1, :2, :50], v[:1, :2, :50], dropout=0.5, seed=11)[0] != 0
-    assert np.array_equal(part[..., :50], kept[:1, :2, :33, :50])
-    assert 0.4 < kept.mean() < 0.6
-    other = _core.attention_forward(q, k, v, dropout=0.5, seed=12)[0] != 0
-    assert 0.4 < (other != kept).mean() < 0.6
 
 
 @pytest.mark.parametrize("options", ["none", "lengths", "masks", "last query", "empty"])

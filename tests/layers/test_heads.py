@@ -12,15 +12,7 @@ from checks import fastest, same
 from measured_heads import HEADS, HIDDENS, LENS, drawn_batch, numpy_layer, squared
 from mha_c import _reference, heads, variants
 
-
-@pytest.fixture
-def layer():
-    return numpy_layer()
-
-
-@pytest.fixture
-def batch():
-    return drawn_batch()
+layer, batch = pytest.fixture(numpy_layer), pytest.fixture(drawn_batch)
 
 
 def reference_loss(layer, batch, gates):

@@ -9,15 +9,7 @@ import needs
 from measured_heads import HEADS, HIDDENS, LENS, drawn_batch, numpy_layer, squared
 from mha_c import heads
 
-
-@pytest.fixture
-def layer():
-    return numpy_layer()
-
-
-@pytest.fixture
-def batch():
-    return drawn_batch()
+layer, batch = pytest.fixture(numpy_layer), pytest.fixture(drawn_batch)
 
 
 # --- torch ------------------------------------------------------------------------------------------

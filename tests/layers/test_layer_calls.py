@@ -13,14 +13,10 @@ import pytest
 
 import mha_c
 from checks import TOLERANCE, close
+from constructor_forms import SIZED, fitting_inputs
 from mha_c.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
-SIZED = (5, 6, 7, 12, 3, 0.1)  # key_size, query_size, value_size, num_hiddens, num_heads, dropout
-
-
-@pytest.fixture
-def inputs(rng, dtype):
-    return tuple(rng.standard_normal(shape).astype(dtype) for shape in ((2, 4, 6), (2, 9, 5), (2, 9, 7)))
+inputs = pytest.fixture(fitting_inputs)
 
 
 # --- Training and dropout ------------------------------------------------------------------------
@@ -100,27 +96,6 @@ def test_dropout_follows_the_layers_stream(inputs, dtype):
     with pytest.raises(mha_c.ShapeError):
         first(inputs[0][:1], *inputs[1:])
     np.testing.assert_array_equal(first(*inputs), second(*inputs))  # a refused call used nothing up
-
-
-def test_dropout_drops_that_share_of_weights_and_scales_the_others(rng):
-    keys = 400
-    attention = DotProductAttention(0.25, rng=1).train()
-    q, k = rng.standard_normal((1, 50, 8)), rng.standard_normal((1, keys, 8))
-    used = attention(q, k, np.eye(keys)[None])  # with unit vectors as values, the output is the weights used
-    weights = attention.attention_weights  # before dropout
-    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-14)
-    dropped = used == 0
-    np.testing.assert_allclose(used[~dropped], (weights / 0.75)[~dropped], rtol=1e-13)
-    # 20000 draws with p = 1/4: standard deviation 0.003; four of them.
-    assert abs(dropped.mean() - 0.25) < 0.0125
-
-
-@pytest.mark.parametrize(
-    "make", [lambda p: MultiHeadAttention(12, 3, p, rng=0), lambda p: AdditiveAttention(8, p, rng=0)]
-)
-def test_dropout_0_and_1(make, inputs):
-    np.testing.assert_array_equal(make(0)(*inputs, training=True), make(0.9)(*inputs))
-    assert not make(1.0)(*inputs, training=True).any()
 
 
 def test_dropout_can_be_changed(inputs):

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 
 import mha_c
-from constructor_forms import FORMS
+from constructor_forms import FORMS, SIZED, fitting_inputs
 from mha_c.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
-SIZED = (5, 6, 7, 12, 3, 0.1)  # key_size, query_size, value_size, num_hiddens, num_heads, dropout
-
-
-@pytest.fixture
-def inputs(rng, dtype):
-    return tuple(rng.standard_normal(shape).astype(dtype) for shape in ((2, 4, 6), (2, 9, 5), (2, 9, 7)))
+inputs = pytest.fixture(fitting_inputs)
 
 
 # --- Constructors --------------------------------------------------------------------------------

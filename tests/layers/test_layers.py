@@ -10,15 +10,11 @@ import pytest
 
 import mha_c
 from checks import TOLERANCE, close
+from constructor_forms import SIZED, fitting_inputs
 from mha_c import _core, _reference
 from mha_c.layers import DotProductAttention, MultiHeadAttention
 
-SIZED = (5, 6, 7, 12, 3, 0.1)  # key_size, query_size, value_size, num_hiddens, num_heads, dropout
-
-
-@pytest.fixture
-def inputs(rng, dtype):
-    return tuple(rng.standard_normal(shape).astype(dtype) for shape in ((2, 4, 6), (2, 9, 5), (2, 9, 7)))
+inputs = pytest.fixture(fitting_inputs)
 
 
 # --- Random numbers and initial weights ----------------------------------------------------------
