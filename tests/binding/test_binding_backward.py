@@ -214,4 +214,4 @@ GOOD = [
 
 @pytest.mark.parametrize("calls", [GOOD, [call for call, _, _ in BAD.values()]], ids=["good", "bad"])
 def test_no_references_are_lost(calls):
-    assert_leaks_nothing(calls)
+    assert_leaks_nothing(calls, good=calls is GOOD)

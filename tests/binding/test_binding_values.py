@@ -233,4 +233,4 @@ GOOD = [
 
 @pytest.mark.parametrize("calls", [GOOD, BAD], ids=["good", "bad"])
 def test_no_references_to_other_values_are_lost(calls):
-    assert_leaks_nothing(calls)
+    assert_leaks_nothing(calls, good=calls is GOOD)

@@ -76,7 +76,7 @@ SHOWN = {
             r"loss [\d.]+, (4|5)\d\.\d% of the letters right",
             r"attention 7 +0\.\d+ +0\.\d+ +\d\.\d+ +0\.\d+",
             r"(?s)least important first \(ablation\)\n  loss( +\d\.\d{3}){8}",
-            r"(?m)^ +4 +8192 +[\d.]+ +\d+\.\d",  # how many times faster: test_heads.py judges it
+            r"(?m)^ +4 +8192 +[\d.]+ +\d+\.\d",  # how many times faster: test_cost.py judges it
         ],
     ),
     "predicting": (

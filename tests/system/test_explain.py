@@ -10,7 +10,6 @@ import pytest
 import children
 import mha_c
 import needs
-from checks import fastest
 from mha_c import _core, functional, variants
 from mha_c.functional import additive_attention, dot_product_attention
 
@@ -113,19 +112,6 @@ def test_tiles_are_those_that_somebody_sees(kind, isa):
     facts = attention(3, 2, n, n, 64, **options)
     assert facts["n_tiles"] == 2 * counted_tiles(visible, facts)
     assert 0 < facts["n_tiles"] < facts["n_tiles_all"] == 2 * counted_tiles(np.ones((3, n, n), bool), facts)
-
-
-def test_hidden_tiles_take_no_time(isa):
-    """Half of the tiles, so about half of the thread's time; generously, for caches are shared."""
-    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 1200, 64), dtype=np.float32)
-    mha_c.set_num_threads(1)
-
-    facts = mha_c.explain(dot_product_attention, q, k, v, [150]).as_dict()["attention"]
-    assert facts["n_tiles"] * 3 <= facts["n_tiles_all"]
-    few, all_of_them = fastest(
-        lambda: dot_product_attention(q, k, v, [150]), lambda: dot_product_attention(q, k, v), times=10
-    )
-    assert few < 0.6 * all_of_them
 
 
 # --- Threads ----------------------------------------------------------------------------------------

