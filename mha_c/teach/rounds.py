@@ -303,6 +303,10 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
     tried = [run_of(student, free, way, 2) for way in ways]
     bad = [sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) for run in tried]
     first = tried[bad.index(min(bad))]
+    if first.way.layout == "batch" and not _takes_several(first):
+        # Its batch of one item was taken for a sentence: with several it fails.
+        alone = [run for run in tried if run.way.layout == "item" and _is_near(run) and _takes_several(run)]
+        first = alone[0] if alone else first
     # Of layouts with as many axes numbers tell; one with fewer may be right only because the batch is missing.
     ranks = [RANKS.get(run.way.layout) for run in tried]
     alike = [

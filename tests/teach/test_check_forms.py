@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import needs
+from checks import softmax
 from mha_c import teach
 from mha_c.teach import book
 
@@ -137,6 +138,31 @@ def test_self_attention():
     assert teach.check(SelfAttention, "multi_head").ok and teach.laws(SelfAttention(6, 3), "multi_head").ok
     assert teach.check(Unscaled(6, 3), "multi_head").mistakes == ["no_scale"]
     assert teach.check(lambda x: book.causal(x, x, x), "causal").ok
+
+
+def of_a_sentence(q, k, v, seen):
+    """Its products are those of a batch, too; what it sees, of len(q) queries and len(k) keys, is not."""
+    return softmax(np.where(seen, q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5, -1e9)) @ v
+
+
+def causal_attention(q, k, v):
+    return of_a_sentence(q, k, v, np.tri(len(q), len(k), dtype=bool))
+
+
+def window_attention(q, k, v, window):
+    i, j = np.ogrid[: len(q), : len(k)]
+    return of_a_sentence(q, k, v, (j <= i) & (j > i - window))
+
+
+def dot_product_attention(q, k, v, valid_lens=None):
+    every = np.full(len(q), len(k)) if valid_lens is None else np.asarray(valid_lens)
+    return of_a_sentence(q, k, v, np.arange(len(k)) < every.reshape(-1, 1))
+
+
+@pytest.mark.parametrize("mine", [causal_attention, window_attention, dot_product_attention])
+def test_a_sentence_that_goes_through_as_a_batch_of_one(mine):
+    answer = teach.check(mine)
+    assert answer.ok and "it was given one item, without a batch axis" in str(answer)
 
 
 def test_a_last_projection_that_was_forgotten():
