@@ -43,3 +43,9 @@ def softmax(scores):
     """The textbook's, over the last axis, of rows that have a largest score."""
     e = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return e / e.sum(axis=-1, keepdims=True)
+
+
+def attended(queries, keys, values, seen=True, hidden=-1e9, divisor=None):
+    """The textbook's scaled dot products; a score that is not seen becomes `hidden`."""
+    scores = queries @ keys.swapaxes(-1, -2) / (divisor or queries.shape[-1] ** 0.5)
+    return softmax(np.where(seen, scores, hidden)) @ values

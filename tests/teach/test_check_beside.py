@@ -168,40 +168,6 @@ def test_each_law_can_be_broken():
 # ---- what it takes ---------------------------------------------------------------------------------------------------
 
 
-def test_the_kind_is_told_by_name_and_signature():
-    def masked_softmax(X, valid_lens):
-        return book.masked_softmax(X, valid_lens)
-
-    def scaled_dot_product_attention(query, key, value, valid_len=None):
-        return book.dot_product(query, key, value, valid_len)
-
-    def f(q, k, v, lens):
-        return book.dot_product(q, k, v, lens)
-
-    def g(queries, keys, values, valid_lens, W_q, W_k, w_v):
-        return book.additive(queries, keys, values, valid_lens, W_q, W_k, w_v)
-
-    def merge_heads(x, heads):
-        return book.transpose_output(x, heads)
-
-    for mine in (masked_softmax, scaled_dot_product_attention, f, g, merge_heads):
-        assert teach.check(mine).ok, teach.check(mine)
-    with pytest.raises(TypeError, match=r"the function comes first, then its kind: write check\(your_function, kind\)"):
-        teach.check("dot_product", f)
-    with pytest.raises(ValueError, match="did you mean 'dot_product'"):
-        teach.check(f, "dot-product")
-    with pytest.raises(ValueError, match="did you mean 'multi_head'"):
-        teach.puzzle(3, "multihead")
-    with pytest.raises(ValueError, match="its name does not tell what it is; give kind, one of masked_softmax"):
-        teach.check(lambda a: a)
-    with pytest.raises(ValueError, match=r"kind must be one of masked_softmax, dot_product.*got 'softmax'"):
-        teach.check(f, "softmax")
-    with pytest.raises(TypeError, match="mine must be a function, a class or a layer, got ndarray"):
-        teach.check(np.ones(3))
-    answer = teach.check(f, "additive")  # a loop of grades goes on
-    assert answer.mistakes == ["not_judged"] and "check needs W_q, W_k, w_v with these names" in str(answer)
-
-
 class NumPyAdditive:
     """Weights by name, arrays in either order."""
 

@@ -195,6 +195,16 @@ def test_one_query_with_its_axis():
 # ---- what check does not know ----------------------------------------------------------------------------------------
 
 
+def test_an_argument_that_says_nothing():
+    def ignored(q, k, v, valid_lens=None, foo=None):
+        return book.dot_product(q, k, v, valid_lens)
+
+    answer = teach.check(ignored, "dot_product")
+    assert answer.mistakes == ["untried"] and "What its argument foo does was not tried" in str(answer)
+    with pytest.raises(ValueError, match='mask must be "attend", "hide" or "add", got \'seen\''):
+        teach.check(ignored, "dot_product", mask="seen")
+
+
 def test_an_argument_that_check_cannot_make():
     def rope(x, offset, matrices):
         return np.einsum("tij,btj->bti", matrices, x)
