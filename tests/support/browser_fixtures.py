@@ -3,7 +3,7 @@
 import pytest
 
 import needs
-from chromium import HIGH, SENTENCE, WIDE, Browser, Shown, weights_of
+from chromium import HIGH, SENTENCE, WIDE, Browser, Clock, Shown, weights_of
 
 
 @pytest.fixture(scope="session")
@@ -11,6 +11,14 @@ def browser():
     opened = Browser(*needs.browser())
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def clock(browser):
+    """The clock of the page that a test opens, to be stopped there and played; the next test may use the same page."""
+    played = Clock(browser)
+    yield played
+    played.end()
 
 
 @pytest.fixture(scope="module")

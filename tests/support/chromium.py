@@ -255,6 +255,63 @@ class Shown:
         )
 
 
+# ---- time ----
+
+STOP = """
+const real = { setTimeout, setInterval, clearTimeout, clearInterval };
+let now = Math.ceil(performance.now()); // whole, so that sums of milliseconds are exact
+let last = 1e9; // far from the numbers of real timers, which can still be cleared
+const timers = new Map();
+const timer = (repeats) => (call, after = 0, ...given) => {
+    timers.set(++last, { at: now + after, every: repeats && Math.max(1, after), call: () => call(...given) });
+    return last;
+};
+const clear = (number) => timers.delete(number) || real.clearTimeout.call(window, number);
+performance.now = () => now;
+Object.assign(window, { setTimeout: timer(false), setInterval: timer(true) });
+Object.assign(window, { clearTimeout: clear, clearInterval: clear });
+window.played = {
+    pass(milliseconds) {
+        const end = now + milliseconds;
+        const due = () => [...timers].filter(([, each]) => each.at <= end).sort(([, a], [, b]) => a.at - b.at)[0];
+        for (let next; (next = due()); ) {
+            const [number, each] = next;
+            now = each.at;
+            if (each.every) each.at += each.every;
+            else timers.delete(number);
+            each.call();
+        }
+        now = end;
+    },
+    end() {
+        delete performance.now;
+        Object.assign(window, real);
+        delete window.played;
+    },
+};
+"""
+
+
+class Clock:
+    """The clock of a page, and its timers, as a test plays them: no machine is too slow or too fast for what the page
+    does within a time, or after it.  Frames are still drawn as they come."""
+
+    def __init__(self, browser):
+        self.browser = browser
+
+    def stop(self):
+        """Time stands still in the page that is open, until it passes."""
+        self.browser.run(STOP)
+
+    def passes(self, milliseconds):
+        """What was to happen by then has happened when this returns, in the order of its time."""
+        self.browser.run("played.pass(arguments[0])", milliseconds)
+
+    def end(self):
+        """The page has the real clock again; timers that still waited are forgotten."""
+        self.browser.run("if (window.played) played.end()")
+
+
 # ---- what several test files need ----
 
 MATRIX = ".mhac-matrix .mhac-stage"

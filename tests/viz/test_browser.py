@@ -293,7 +293,7 @@ def test_512_tokens_and_8_heads_within_two_seconds(show, tmp_path):
     query, key, weight = shown.pair()
     opened = shown.browser.thread_seconds()
     assert weight == pytest.approx(array[0, query, key], abs=0.004 * array[0, query].max() + 5e-4)
-    assert 0.01 < opened < 2
+    assert 0 < opened < 2
     shown.browser.move(1, 1)
     shown.click("header .mhac-choice", at=1)
     shown.point(".mhac-left .mhac-lane", across=0.9, at=20)

@@ -10,6 +10,7 @@ from chromium import HIGH
 from mha_c import teach
 
 pytest_plugins = ["browser_fixtures"]
+STEP = 3200  # milliseconds, of mha_c/viz/teach.js
 
 
 @pytest.fixture(scope="module")
@@ -68,15 +69,20 @@ def test_pointing_at_a_cell_explains_it(show, steps):
     assert shown.text(".mhac-sum").replace("−", "-").endswith(f"= {steps.weights[2, j]:.2f}")
 
 
-def test_playing_and_pausing(show, steps):
+def test_playing_and_pausing(show, clock, steps):
     shown = show(steps)
+    clock.stop()
     shown.focus(".mhac-root")
     shown.press(" ")
     assert shown.texts(".mhac-controls .mhac-button")[1] == "Pause" and step_of(shown) == "Scores"
-    shown.browser.wait("return document.querySelector('[data-mhac]').shadowRoot.querySelector('.mhac-step')"
-                       ".textContent.includes('Scaled')")  # fmt: skip
+    clock.passes(STEP - 1)
+    assert step_of(shown) == "Scores"
+    clock.passes(1)
+    assert step_of(shown) == "Scaled"
     shown.press(" ")
     assert shown.texts(".mhac-controls .mhac-button")[1] == "Play"
+    clock.passes(2 * STEP)
+    assert step_of(shown) == "Scaled"
 
 
 def test_the_tiles(show, steps):

@@ -104,12 +104,24 @@ def opened(window, address):
     window.open(address)
 
 
-def settled(window):
-    """The three pages, once two looks see the same heights."""
+def pages(window):
+    """The three pages, once they are there."""
+    frames = window.run(FRAMES)
+    return frames if len(frames) == 3 and all(frames) else []
+
+
+def fits(frame):
+    """No bar, and less than a pixel below the content."""
+    return not frame["bar"] and 0 <= frame["empty"] < 1
+
+
+def fitting(window, theme):
+    """The three pages as they are to be: they take their theme and their height a moment after they are there."""
 
     def look():
-        frames = window.run(FRAMES)
-        return frames if len(frames) == 3 and all(frames) and frames == window.run(FRAMES) else None
+        frames = pages(window)
+        right = lambda x: fits(x) and x["height"] > 500 and x["theme"] == theme and not x["opaque"]  # noqa: E731
+        return frames if all(map(right, frames)) else []
 
     return window.until(look)
 
@@ -119,18 +131,18 @@ def test_pages_are_as_high_as_their_content_and_as_dark_as_the_notebook(window, 
     address, theme = marimo
     window.size(width, 3000)
     opened(window, address)
-    frames = settled(window)
-    window.screenshot(tmp_path / "marimo.png")
+    try:
+        frames = fitting(window, theme)
+    finally:
+        window.screenshot(tmp_path / "marimo.png")
     assert [frame["title"] for frame in frames][:2] == ["Attention weights", "Attention, step by step"]
-    assert [(frame["bar"], frame["opaque"]) for frame in frames] == [(False, False)] * 3
-    assert all(0 <= frame["empty"] < 1 and frame["height"] > 500 for frame in frames), frames
-    assert [frame["theme"] for frame in frames] == [theme] * 3
     window.size(1780 - width, 3000)  # and again after the window has changed
 
-    def fits():
-        others = window.run(FRAMES)
-        return all(0 <= x["empty"] < 1 and not x["bar"] for x in others) and others != frames
+    def again():
+        others = pages(window)
+        return others and all(map(fits, others)) and others != frames
 
-    assert window.until(fits)
+    assert window.until(again)
     assert [each for each in window.console() if each["message"].startswith("about:srcdoc")] == []  # ours
-    assert "scores are divided by d, not by sqrt(d)" in window.run("return document.body.innerText")
+    said = "scores are divided by d, not by sqrt(d)"
+    assert window.wait("return document.body.innerText.includes(arguments[0])", said)

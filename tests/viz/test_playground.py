@@ -46,7 +46,7 @@ def test_the_first_picture_is_there_within_a_second(play, browser):
     """Of opening, in time of the page's main thread: the machine has other work."""
     shown = play("ch=all")
     assert len(shown.colours(".mhac-base")) > 20
-    assert 0.01 < shown.browser.thread_seconds() < 1
+    assert 0 < shown.browser.thread_seconds() < 1
 
 
 def test_keys_work_as_soon_as_the_page_is_open(play):
