@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mha_c
 import needs
-from book_models import is_eager
+from book_models import is_eager, multi_head
 from d2l_judge import ARRANGED, Call, Judge, calls, check_call, run_theirs, tensor, valid_lens
 from layouts import LAYOUTS
 
@@ -127,11 +127,6 @@ def test_transposes(d2l, dtype, rng):
 
 
 # --- State and types -------------------------------------------------------------------------------
-
-
-def multi_head(make, d2l, dropout, bias):
-    sizes = (7, 6, 5) if is_eager(d2l) else ()
-    return make.MultiHeadAttention(*sizes, 12, 3, dropout, bias=bias)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -10,19 +10,11 @@ from torch import nn
 
 import mha_c.d2l
 import needs
-import third_generation
-from notebook import equal_under_patch, multi_head, numbers, same_under_patch
+from notebook import GENERATIONS, equal_under_patch, multi_head, numbers, of_a_generation, same_under_patch
 from whole_layers import LENS, called, inputs, layers
 
 pytestmark = pytest.mark.usefixtures("float64")  # so that rounding is far below what is looked for
-
-
-@pytest.fixture(params=[*needs.real_d2l.VERSIONS, "third"])
-def d2l(request):
-    """The real packages of both generations, and the stand-in of the third."""
-    module = third_generation if request.param == "third" else needs.d2l(request.param)
-    yield module
-    mha_c.d2l.unpatch()
+d2l = pytest.fixture(of_a_generation, params=GENERATIONS)
 
 
 # --- What hooks see ---------------------------------------------------------------------------------------------------

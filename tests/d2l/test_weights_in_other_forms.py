@@ -4,23 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-import mha_c.d2l
 import needs
-import third_generation
 from mha_c import torch as mt
-from notebook import multi_head, same_under_patch
+from notebook import GENERATIONS, multi_head, of_a_generation, same_under_patch
 from quantized import Int8Linear, Packed4bit
 from whole_layers import LENS, called, inputs, layers
 
 pytestmark = pytest.mark.usefixtures("float64")  # so that rounding is far below what is looked for
-
-
-@pytest.fixture(params=[*needs.real_d2l.VERSIONS, "third"])
-def d2l(request):
-    """The real packages of both generations, and the stand-in of the third."""
-    module = third_generation if request.param == "third" else needs.d2l(request.param)
-    yield module
-    mha_c.d2l.unpatch()
+d2l = pytest.fixture(of_a_generation, params=GENERATIONS)
 
 
 def replaced(layer, make, *names):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import mha_c
-from book_models import is_eager
+from book_models import is_eager, multi_head
 from d2l_judge import tensor
 
 
@@ -50,11 +50,6 @@ def test_printed_shape_of_the_multi_head_toy():
     assert attention(x, y, y, [3, 2]).shape == (2, 4, 100)
     assert attention.attention_weights.shape == (2, 5, 4, 6)
     assert attention.attention.attention_weights.shape == (10, 4, 6)
-
-
-def multi_head(make, d2l, dropout, bias):
-    sizes = (7, 6, 5) if is_eager(d2l) else ()
-    return make.MultiHeadAttention(*sizes, 12, 3, dropout, bias=bias)
 
 
 @pytest.mark.parametrize("dropout", [0, 0.0, 0.1, 0.5, 1, 1e-7])

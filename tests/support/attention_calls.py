@@ -1,7 +1,6 @@
 """One attention call of the core on arrays of its own, of every kind: what tests of bits change and run again."""
 
 import numpy as np
-import pytest
 
 from core_calls import core as _core
 
@@ -64,6 +63,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
-def call(request, isa, dtype, rng):
+def of_a_kind(request, isa, dtype, rng):
+    """For a fixture whose params are KINDS."""
     return KINDS[request.param](rng, dtype)

@@ -51,3 +51,8 @@ def again(name):
     if name not in COPIES:
         drawn(name)
     return copy.deepcopy(COPIES[name])
+
+
+def of_the_zoo(request):
+    """For a fixture whose params are ZOO: (a converted module, the same as it was, its calls)."""
+    return (*again(request.param), ZOO[request.param][1])

@@ -8,8 +8,18 @@ import torch
 
 import book_models
 import mha_c.d2l
+import needs
+import third_generation
 
 LENS = [3, 2]
+GENERATIONS = [*needs.real_d2l.VERSIONS, "third"]
+
+
+def of_a_generation(request):
+    """For a fixture whose params are GENERATIONS: the real packages of two, and the stand-in of the third."""
+    module = third_generation if request.param == "third" else needs.d2l(request.param)
+    yield module
+    mha_c.d2l.unpatch()
 
 
 def multi_head(d2l, hiddens=8, heads=2, dropout=0.0, kind="MultiHeadAttention", **options):

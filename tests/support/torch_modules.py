@@ -25,6 +25,15 @@ def leaf(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
+def leaves(*shapes, dtype=torch.float32):
+    torch.manual_seed(3)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def entropy(weights):
+    return -(weights * (weights + 1e-9).log()).sum()
+
+
 def seeded(function):
     """The same dropout in every evaluation."""
 

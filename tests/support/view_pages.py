@@ -1,9 +1,16 @@
-"""What stands in a page of `mha_c.viz.view`, read as its own scripts read it."""
+"""Weights for a page of `mha_c.viz.view`, and what stands in it, read as its own scripts read it."""
 
 import base64
 import zlib
 
 import numpy as np
+
+from checks import softmax
+
+
+def drawn_weights(rng):
+    """A function of their shape."""
+    return lambda *shape: softmax(2 * rng.standard_normal(shape))
 
 
 def unpacked(panel):

@@ -12,11 +12,7 @@ import mha_c.torch as mt
 from layouts import LAYOUTS
 from mha_c import _core
 from threads import in_threads
-
-
-def leaves(*shapes, dtype=torch.float32):
-    torch.manual_seed(3)
-    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+from torch_modules import leaves
 
 
 def large(seed, length=256):

@@ -8,15 +8,11 @@ from torch import nn
 import needs
 from mha_c import torch as mt
 from mha_c.torch import functional
-from torch_modules import layers, leaf, seeded
+from torch_modules import entropy, layers, leaf, seeded
 
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
 
 F64 = torch.float64
-
-
-def entropy(weights):
-    return -(weights * (weights + 1e-9).log()).sum()
 
 
 class Loss(nn.Module):

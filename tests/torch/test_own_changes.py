@@ -11,12 +11,9 @@ import mha_c.torch as mt
 import own_attention
 import own_attention_calls
 import own_lookalikes_more
-from converted import TOLERANCE, ZOO, again, drawn, split, tensors
+from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
 
-
-@pytest.fixture(params=ZOO)
-def pair(request):
-    return (*again(request.param), ZOO[request.param][1])
+pair = pytest.fixture(of_the_zoo, params=ZOO)
 
 
 def test_parts_that_are_replaced_run(pair):

@@ -16,7 +16,7 @@ import mha_c.torch as mt
 import own_attention
 import own_lookalikes_more  # noqa: F401
 import own_self_attention
-from converted import TOLERANCE, ZOO, again, drawn, split, tensors
+from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
 from mha_c.torch._own.telling import what_differs
 from own_lookalikes import LOOKALIKES
 
@@ -33,9 +33,7 @@ def weights_kept(module):
     return found
 
 
-@pytest.fixture(params=ZOO)
-def pair(request):
-    return (*again(request.param), ZOO[request.param][1])
+pair = pytest.fixture(of_the_zoo, params=ZOO)
 
 
 def test_the_zoo_is_large():

@@ -14,14 +14,10 @@ import needs
 from binding_calls import assert_leaks_nothing
 from mha_c import _core
 from mha_c.torch import _private
+from torch_modules import leaves
 
 NONE = (None,) * 4
 FakeTensorMode = needs.name_of_torch("torch._subclasses.FakeTensorMode")
-
-
-def leaves(*shapes, dtype=torch.float32):
-    torch.manual_seed(3)
-    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
 @pytest.mark.parametrize("kind", ["multi-head", "additive", "dot"])

@@ -11,15 +11,11 @@ from torch import nn
 from mha_c import torch as mt
 from torch_derivatives import check, with_parameters
 from torch_features import pairs
-from torch_modules import leaf
+from torch_modules import entropy, leaf
 
 # By torch, for jvp.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 F64 = torch.float64
-
-
-def entropy(weights):
-    return -(weights * (weights + 1e-9).log()).sum()
 
 
 @pytest.mark.parametrize("lens", [None, torch.tensor([3, 1]), torch.tensor([[0, 2, 1], [3, 3, 0]])])

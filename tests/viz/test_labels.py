@@ -3,15 +3,11 @@
 import numpy as np
 import pytest
 
-from checks import softmax
 from mha_c.viz import view
+from view_pages import drawn_weights
 
 SENTENCE = "the cat sat on the mat".split()
-
-
-@pytest.fixture
-def weights(rng):
-    return lambda *shape: softmax(2 * rng.standard_normal(shape))
+weights = pytest.fixture(drawn_weights)
 
 
 TOKENS = {  # of one example: (what is given, the queries' tokens, the keys')

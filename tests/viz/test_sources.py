@@ -7,14 +7,10 @@ import pytest
 
 import mha_c
 import needs
-from checks import softmax
 from mha_c.viz import view
-from view_pages import layers_of
+from view_pages import drawn_weights, layers_of
 
-
-@pytest.fixture
-def weights(rng):
-    return lambda *shape: softmax(2 * rng.standard_normal(shape))
+weights = pytest.fixture(drawn_weights)
 
 
 def near(found, expected):

@@ -14,14 +14,10 @@ import children
 import needs
 from checks import softmax
 from mha_c.viz import pack, view
-from view_pages import unpacked
+from view_pages import drawn_weights, unpacked
 
 SENTENCE = "the cat sat on the mat".split()
-
-
-@pytest.fixture
-def weights(rng):
-    return lambda *shape: softmax(2 * rng.standard_normal(shape))
+weights = pytest.fixture(drawn_weights)
 
 
 # --- Packing -------------------------------------------------------------------------------------

@@ -10,20 +10,9 @@ import pytest
 import mha_c
 import mha_c.d2l
 import needs
-from frames import frames_of_the_package
+from frames import X, called, frames_of_the_package, layer
 from mha_c import functional as F
 from mha_c import variants
-
-X = np.random.default_rng(0).standard_normal((2, 3, 8), dtype=np.float32)
-
-
-def layer():
-    return mha_c.MultiHeadAttention(8, 8, 8, 8, 2, 0.1, rng=0)
-
-
-def called(*arguments, **named):
-    return layer()(*arguments, **named)
-
 
 OF_SHAPES = {
     "features": (X[..., :4], X, X),

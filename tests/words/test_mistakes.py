@@ -8,20 +8,11 @@ import pytest
 import mha_c
 import mha_c.d2l
 import needs
-from frames import frames_of_the_package
+from frames import X, called, frames_of_the_package, layer
 from mha_c import functional as F
 from mha_c import variants
 
-X = np.random.default_rng(0).standard_normal((2, 3, 8), dtype=np.float32)
 LONG = np.ones((2, 6, 8), np.float32)
-
-
-def layer():
-    return mha_c.MultiHeadAttention(8, 8, 8, 8, 2, 0.1, rng=0)
-
-
-def called(*arguments, **named):
-    return layer()(*arguments, **named)
 
 
 def attend(**named):
