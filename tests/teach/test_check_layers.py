@@ -120,7 +120,7 @@ def test_what_a_constructor_hides_in_an_unknown_way_is_not_tried():
 # ---- one input -------------------------------------------------------------------------------------------------------
 
 
-def heads_of_their_own(torch, above=0, rate=0.0, on_values=False):
+def heads_of_their_own(torch, above=0):
     nn = torch.nn
 
     class MultiHeadAttention(nn.Module):
