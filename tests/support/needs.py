@@ -121,6 +121,12 @@ def compilers():
         skip_without("a compiler that takes mha_c's layers")
 
 
+def fresh_compiler():
+    """torch's compiler without the graphs of other tests; torch 2.0 imports it only when asked to."""
+    of_torch("torch._dynamo")
+    module("torch._dynamo").reset()
+
+
 def usual_torch():
     """Whether this torch is the one of constraints.txt, for which the docs' tables are made."""
     text = (Path(__file__).resolve().parents[2] / "constraints.txt").read_text()

@@ -275,7 +275,7 @@ def _(layer, x, lens):
 
 @feature("`torch.compile`, forward and backward")
 def _(layer, x, lens):
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     out = torch.compile(layer, backend="aot_eager")(x, x, x, lens)
     return [out, *torch.autograd.grad(out.square().sum(), leaves(layer, x))]
 

@@ -45,7 +45,7 @@ def test_autocast_rounds_once(name, dtype):
         assert torch.equal(layer.attention_weights, weights.to(dtype)) and layer.attention_weights.dtype == dtype
         with torch.no_grad(), mt.frozen(layer):
             assert torch.equal(layer(*given, torch.tensor([3, 2])), found)
-            torch._dynamo.reset()
+            needs.fresh_compiler()
             compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(*given, torch.tensor([3, 2]))
         with torch.autocast("cpu", enabled=False):
             assert layer(*given).dtype == torch.float32

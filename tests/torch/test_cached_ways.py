@@ -128,7 +128,7 @@ def test_autocast(layer, window):
 )
 def test_a_compiler_leaves_a_step_to_python(layer, window, hooked):
     needs.of_torch("torch.compile")
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     if hooked:
         next(layer.children()).register_forward_hook(ignore)
 

@@ -53,7 +53,7 @@ def hooked(layer):
 
 def compiled(layer):
     needs.of_torch("torch.compile")
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     return layer, torch.compile(layer, backend="eager", fullgraph=True)
 
 

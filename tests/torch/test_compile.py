@@ -31,7 +31,7 @@ def make(name):
 
 
 def compiled(call, **options):
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     return torch.compile(call, fullgraph=True, **{"backend": "aot_eager", **options})
 
 

@@ -31,7 +31,7 @@ class Loss(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_weights_in_a_compiled_loss():
     needs.compilers()
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     model, x, lens = Loss(0.3).double(), leaf(2, 5, 8), torch.tensor([3, 5])
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     found = [torch.autograd.grad(seeded(call)(x, lens), [x, *model.parameters()]) for call in (model, compiled)]
@@ -77,7 +77,7 @@ def test_seeds_compiled_and_not(rng):
     def call():
         return functional.dot_product_attention(x, x, x, dropout=0.5, rng=rng)
 
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     for run in (call, torch.compile(call, backend="eager")):
         try:
             outcomes.append(run())
@@ -154,7 +154,7 @@ def test_a_call_draws_one_seed(name, kind):
     mt.DotProductAttention(0.5)(*[torch.ones(1, 2, 2)] * 3)
     expected = torch.rand(1)
     for call in (layer, torch.compile(layer, backend="eager")):
-        torch._dynamo.reset()
+        needs.fresh_compiler()
         torch.manual_seed(3)
         call(x, x, x)
         assert torch.equal(torch.rand(1), expected)
@@ -163,7 +163,7 @@ def test_a_call_draws_one_seed(name, kind):
 def test_eager_and_compiled_halves_drop_the_same_weights():
     needs.compilers()
     layer, x, outcomes = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.5).bfloat16(), torch.randn(2, 5, 8).bfloat16(), []
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     for call in (layer, torch.compile(layer, backend="eager")):
         torch.manual_seed(3)
         outcomes.append(call(x, x, x))
@@ -204,7 +204,7 @@ def test_options_are_checked_on_every_way(way, option):
         pytest.skip("a list has no device")
     if way == "compiled":
         needs.compilers()
-        torch._dynamo.reset()
+        needs.fresh_compiler()
     with pytest.raises(kind, match=words):
         WAYS[way](functional.dot_product_attention, q, options)
 
@@ -220,6 +220,6 @@ def test_what_a_layer_was_set_to_is_checked_on_every_way(way):
         setattr(layer.dropout if name == "p" else layer, name, value)
         if way == "compiled":
             needs.of_torch("torch.compile")
-            torch._dynamo.reset()
+            needs.fresh_compiler()
         with pytest.raises(ValueError, match=words):
             WAYS[way](layer, torch.randn(1, 3, 4), {})

@@ -47,7 +47,7 @@ def test_compile(name, backend):
         pytest.skip("inductor needs a C++ compiler")
     layer = layers()[name]
     x, y = torch.randn(2, 5, 8, requires_grad=True), torch.randn(2, 7, 8, requires_grad=True)
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     from torch._inductor import config as inductor
 
     with inductor.patch(QUICK):
@@ -72,7 +72,7 @@ def test_compiled_model_reads_weights_and_drops():
             z = functional.dot_product_attention(y, x, x, lens, causal=True, bias=x.new_zeros(5, 5))
             return self.additive(y, x, z, [5, 3]) + self.mha.attention_weights.sum()
 
-    torch._dynamo.reset()
+    needs.fresh_compiler()
     # float64: the sum of all weights is constant, and the two ways round its gradient of zero differently.
     model, lens = Model().double(), torch.tensor([3, 5])
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)

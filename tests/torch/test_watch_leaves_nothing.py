@@ -145,7 +145,7 @@ def test_a_compiled_model_computes_what_it_computed():
     with mt.watch():
         found = compiled(x)
     torch.testing.assert_close(found, model(x), **CLOSE)
-    torch._dynamo.reset()
+    needs.fresh_compiler()
 
 
 @has_function
