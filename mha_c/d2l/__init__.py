@@ -139,10 +139,11 @@ def compare(module: Any, *inputs: Any, seconds: float = 1.0, show: bool = True) 
     Returns
     -------
     dict
-        Keys: largest_difference (of the results, without dropout), processor, and, as medians in microseconds,
-        forward_us, forward_ours_us, training_us (forward and backward, with dropout), training_ours_us.  The ratios
-        of the medians, theirs / ours, are forward_ratio and training_ratio; forward_range and training_range are the
-        ratios between which eight of ten turns lie.
+        Keys: largest_difference (of the results, without dropout), processor, threads (1 where the machine's other work
+        makes threads wait for each other), and, as medians in microseconds, forward_us, forward_ours_us, training_us
+        (forward and backward, with dropout), training_ours_us.  The ratios of the medians, theirs / ours, are
+        forward_ratio and training_ratio; forward_range and training_range are the ratios between which eight of ten
+        turns lie.
 
     Raises
     ------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 import timeit
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 
 from .._layers_with_heads import in_eval_mode
 from .._recognize import THREE_LINES
-from ..config import processor
+from ..config import processor, set_num_threads
 from ._own.finding import LEFT
 from ._own.made import is_ours
 from .convert import convert
+
+WIDE = 2  # times the lowest ratio, or the time of one thread: more is the machine's other work, not the module's
 
 
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, Any]:
@@ -42,20 +45,29 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
         raise ValueError(
             f"{type(module).__name__} holds no attention module that mha_c could replace{_why(ours)}.  {THREE_LINES}"
         )
-    difference = _difference(theirs, ours, inputs)
-    forward = _timed(_forward, (theirs, ours), inputs, seconds / 2)
-    both = _timed(_training, (theirs.train(), ours.train()), inputs, seconds / 2)
-    result: dict[str, Any] = {"largest_difference": difference, "processor": processor()}
-    for name, times in (("forward", forward), ("training", both)):
+    result: dict[str, Any] = {"largest_difference": _difference(theirs, ours, inputs), "processor": processor()}
+    threads = torch.get_num_threads()
+    found = _measured(theirs, ours, inputs, seconds)
+    waiting = threads > 1 and _waiting(found, theirs, ours, inputs, seconds)
+    if waiting:
+        slow, threads = found["forward"]["us"], 1
+        with _one_thread():
+            found = _measured(theirs, ours, inputs, seconds)
+    result["threads"] = threads
+    for name, times in found.items():
         result.update({f"{name}_{key}": value for key, value in times.items()})
     if show:
-        threads = torch.get_num_threads()
+        if waiting:
+            says = "This machine is busy, and {} threads wait for each other: forward took {}.  With one thread:"
+            print(says.format(torch.get_num_threads(), _us(slow).strip()))
         print(f"{type(module).__name__} on {result['processor']}, {threads} thread{'s' * (threads > 1)}:")
-        for name, times in (("forward", forward), ("forward + backward", both)):
-            low, high = times["range"]
-            print(f"  {name:<20}{times['us']:9.1f} us, with mha_c {times['ours_us']:9.1f} us: ", end="")
-            print(f"{times['ratio']:.2f} times as fast ({low:.2f} to {high:.2f})")
-        print(f"  largest difference  {difference:9.1e}")
+        for name, words in (("forward", "forward"), ("training", "forward + backward")):
+            low, high = result[f"{name}_range"]
+            print(f"  {words:<20}{_us(result[f'{name}_us'])}, with mha_c {_us(result[f'{name}_ours_us'])}: ", end="")
+            print(f"{_digits(result[f'{name}_ratio'])} times as fast ({_digits(low)} to {_digits(high)})")
+        print(f"  largest difference  {result['largest_difference']:9.1e}")
+        if any(map(_wide, found.values())):
+            print("  The machine has other work, so a range is wide: measure again when it is quiet.")
     return result
 
 
@@ -88,6 +100,51 @@ def _training(module: nn.Module, inputs: Any) -> None:
     if isinstance(loss, Tensor):
         loss.backward()
     module.zero_grad(set_to_none=True)
+
+
+def _measured(theirs: nn.Module, ours: nn.Module, inputs: Any, seconds: float) -> dict[str, dict[str, Any]]:
+    pair = (theirs, ours)
+    forward = _timed(_forward, [module.eval() for module in pair], inputs, seconds / 2)
+    return {
+        "forward": forward,
+        "training": _timed(_training, [module.train() for module in pair], inputs, seconds / 2),
+    }
+
+
+def _wide(times: dict[str, Any]) -> bool:
+    """Whether the turns tell too little: eight in ten of an idle machine's ratios lie within a tenth of the median."""
+    low, high = times["range"]
+    return bool(high > WIDE * low)
+
+
+def _waiting(found: Any, theirs: nn.Module, ours: nn.Module, inputs: Any, seconds: float) -> bool:
+    """Whether threads wait for each other, as on a machine with other work: then a call of 0.1 ms may take 70 ms."""
+    if any(map(_wide, found.values())):
+        return True
+    with _one_thread():
+        alone = _timed(_forward, [theirs.eval(), ours.eval()], inputs, seconds / 20)
+    return any(found["forward"][name] > WIDE * alone[name] for name in ("us", "ours_us"))
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch's calls and ours use the calling thread alone; then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with set_num_threads(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _digits(ratio: float) -> str:
+    """A ratio in two digits, which is what a shared machine lets one know."""
+    return f"{ratio:.0f}" if ratio >= 9.95 else f"{ratio:.1f}" if ratio >= 0.995 else f"{ratio:.2f}"
+
+
+def _us(time: float) -> str:
+    return f"{time:9.1f} us" if time < 100 else f"{time:9.0f} us"
 
 
 def _timed(call: Callable[..., None], modules: Sequence[nn.Module], inputs: Any, seconds: float) -> dict[str, Any]:

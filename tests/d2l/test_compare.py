@@ -1,6 +1,8 @@
 """mha_c.d2l.compare: times and differences of a model with its own attention and with ours, and nothing changed."""
 
 import copy
+import re
+import time
 
 import pytest
 import torch
@@ -40,7 +42,11 @@ def test_compare(d2l, capsys):
     shown = capsys.readouterr().out
     assert f"MultiHeadAttention on {result['processor']}, " in shown and "largest difference" in shown
     low, high = result["forward_range"]
-    assert f"{result['forward_ratio']:.2f} times as fast ({low:.2f} to {high:.2f})" in shown and 0 < low <= high
+    said_of_it = re.search(r"forward  .* ([\d.]+) times as fast \(([\d.]+) to ([\d.]+)\)", shown).groups()
+    for said, found in zip(said_of_it, (result["forward_ratio"], low, high)):
+        assert 1 <= len(said.replace(".", "").lstrip("0")) <= 2 or found >= 100, said
+        assert float(said) == pytest.approx(found, rel=0.051)  # two digits
+    assert 0 < low <= high
     assert result["largest_difference"] < 1e-6
     assert result["forward_ratio"] == result["forward_us"] / result["forward_ours_us"] > 0
     assert result["training_ratio"] == result["training_us"] / result["training_ours_us"] > 0
@@ -67,3 +73,45 @@ def test_compare_takes_no_model_that_has_ours(d2l):
     for model in (patched, mt.convert(patched), torch.nn.Sequential(mt.MultiHeadAttention(8, 2, 0.0))):
         with pytest.raises(ValueError, match=r"attention is mha_c's|0 is mha_c's"):
             mha_c.d2l.compare(model, *inputs)
+
+
+class Waiting(torch.nn.Module):
+    """Attention in which torch's threads wait for each other in each call, or in every third, as on a busy machine."""
+
+    def __init__(self, every):
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.every, self.calls, self.threads = every, 0, []
+
+    def forward(self, x):
+        self.calls += 1
+        self.threads.append(torch.get_num_threads())
+        if torch.get_num_threads() > 1 and self.calls % self.every == 0:
+            time.sleep(0.02)  # a call takes less than a hundredth of this
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_compare_uses_one_thread_where_threads_wait(every, capsys):
+    before, ours = torch.get_num_threads(), mha_c.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        result = mha_c.d2l.compare(Waiting(every), torch.randn(2, 4, 8), seconds=0.3)
+        assert torch.get_num_threads() == 2 and mha_c.get_num_threads() == ours
+    finally:
+        torch.set_num_threads(before)
+    shown = capsys.readouterr().out
+    first, second, *_ = shown.splitlines()
+    assert first.startswith("This machine is busy, and 2 threads wait for each other: forward took ")
+    assert second.endswith(", 1 thread:") and result["threads"] == 1
+    assert result["forward_us"] < 20_000 / 2  # of one thread, which does not wait; half, for a machine that is busy now
+
+
+def test_compare_says_where_a_range_is_wide(capsys, monkeypatch):
+    from mha_c.torch import compare
+
+    timed = {"us": 90.0, "ours_us": 30.0, "ratio": 3.0, "range": (1.5, 3.1)}
+    monkeypatch.setattr(compare, "_timed", lambda *_: timed)
+    result = mha_c.d2l.compare(torch.nn.MultiheadAttention(8, 2), *[torch.randn(3, 1, 8)] * 3)
+    shown = capsys.readouterr().out
+    assert "3.0 times as fast (1.5 to 3.1)" in shown and "a range is wide" in shown and result["threads"] == 1
