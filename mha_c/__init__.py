@@ -30,7 +30,7 @@ except ImportError as error:
 from . import config, functional
 from ._arguments import core_refusals as _refusals  # for the core, which asks for it by name
 from ._arguments.names import meant
-from ._decoder.caches import KeyValueCache, ProjectedKeys, ProjectedKeyValues
+from ._decoder.caches import KeyValueCache, ProjectedKeyValues
 from .config import get_num_threads, set_num_threads, show_config
 from .errors import ShapeError
 from .grouped import CausalAttention, GQAAttention
@@ -56,7 +56,6 @@ __all__ = [
     "MultiHeadAttention",
     "PositionalEncoding",
     "ProjectedKeyValues",
-    "ProjectedKeys",
     "ShapeError",
     "cost",
     "explain",
@@ -70,6 +69,13 @@ __all__ = [
     "transpose_output",
     "transpose_qkv",
 ]
+
+# What dir() and completion show: layers, functions, and where the rest starts.  Other names are found by who asks.
+_SHOWN = (
+    "MultiHeadAttention DotProductAttention AdditiveAttention GQAAttention CausalAttention KernelAttention "
+    "PositionalEncoding functional masked_softmax sequence_mask transpose_qkv transpose_output show_heatmaps "
+    "torch d2l viz heads teach explain show_config get_num_threads set_num_threads __version__"
+).split()
 
 # Modules that import torch or matplotlib, or take time to import: imported at their first use.
 _LATER = ("d2l", "heads", "selftest", "teach", "threadpool", "torch", "variants", "viz")
@@ -97,7 +103,7 @@ def __getattr__(name: str) -> Any:
             error.name = name  # else Python suggests another name
             raise error from missing
     if name not in (*_FROM, "__version__"):
-        found = _IN_MODULES.get(name, "") or meant(name, __dir__())
+        found = _IN_MODULES.get(name, "") or meant(name, [*__all__, *_LATER])
         guess = f": did you mean mha_c.{found}?" if found else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{guess}")
     value = config.version() if name == "__version__" else getattr(import_module(_FROM[name], __name__), name)
@@ -106,4 +112,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_LATER, "__version__"])
+    return sorted(_SHOWN)

@@ -36,12 +36,17 @@ __all__ = ["Explanation", "explain"]
 
 
 class Explanation:
-    """The result of `explain`: it prints as sentences; `as_dict()` returns the facts behind them."""
+    """The result of `explain`: it prints as two lines; `detail` says all, `as_dict()` returns the facts behind it."""
 
-    def __init__(self, title: str, facts: Facts, lines: list[tuple[str, str]]) -> None:
-        self._facts = facts
+    def __init__(self, title: str, facts: Facts, summary: str, lines: Sequence[tuple[str, str]]) -> None:
+        self._facts, self._text = facts, f"{title}\n  {summary}"
         width = max(len(label) for label, _ in lines)
-        self._text = "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines)])
+        self._detail = "\n".join([title, *(f"  {label:<{width}}  {text}" for label, text in lines)])
+
+    @property
+    def detail(self) -> str:
+        """What the call will do and why, a line for each of its steps: `print(explain(...).detail)`."""
+        return self._detail
 
     def as_dict(self) -> Facts:
         """A copy of the facts, named as in csrc/mha_explain.h; times are in seconds, sizes in bytes."""
@@ -59,7 +64,11 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     >>> _ = mha_c.set_num_threads(1)
     >>> X = np.ones((2, 4, 100), dtype=np.float32)
     >>> layer = mha_c.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
-    >>> mha_c.explain(layer, X, X, X, valid_lens=[3, 2])  # doctest: +ELLIPSIS
+    >>> explained = mha_c.explain(layer, X, X, X, valid_lens=[3, 2])
+    >>> explained  # doctest: +ELLIPSIS
+    MultiHeadAttention, float32: 2 items, 5 heads, 4 queries, 4 keys
+      the compiled core (...), one thread; ... KiB during the call, 640 B kept; .detail says why
+    >>> print(explained.detail)  # doctest: +ELLIPSIS
     MultiHeadAttention, float32: 2 items, 5 heads, 4 queries, 4 keys
       kernels    ...
       W_q        8 rows of 100 features -> 100
@@ -88,10 +97,10 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     Returns
     -------
     Explanation
-        Prints as text; `as_dict()` returns the same facts by name.  Times are estimates: the core uses them to choose
-        the number of threads.  For a torch module the text first says how the call is computed: this depends on the
-        device of its tensors and on what observes the call (a compiler, a transform, hooks).  Further lines follow only
-        if the core or torch's own operations compute it.
+        Prints as two lines: the call, and what computes it, with how many threads and how much memory.  `detail` is
+        the text with every step; `as_dict()` returns the same facts by name.  Times are estimates: by them the core
+        chooses the number of threads.  What computes the call of a torch module depends on its tensors' device and
+        on what observes the call (a compiler, a transform, hooks).
 
     Raises
     ------
@@ -114,7 +123,8 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         raise _not_a_layer(call)
     name = type(call).__name__
     facts = {"call": name, "way": "general", "why": f"its own lines: convert has left it, as it {why}"}
-    return Explanation(name, facts, [("way", facts["why"]), ("instead", THREE_LINES.replace("\n", "\n" + " " * 7))])
+    lines = [("way", facts["why"]), ("instead", THREE_LINES.replace("\n", "\n" + " " * 7))]
+    return Explanation(name, facts, facts["why"], lines)
 
 
 def _why_left(call: Any) -> Optional[str]:
@@ -222,7 +232,7 @@ def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
         way += [("memory", f"{in_words(facts['scratch_bytes'])} beside what torch's kernels need; {kept}")]
     counted = f": {_counted(facts)}" if "attention" in facts else ""  # a call that is not read has no sizes
     title = f"{name}, {facts['dtype']} on {facts['device']}{counted}"
-    return Explanation(title, {"call": name, **facts}, way)
+    return Explanation(title, {"call": name, **facts}, facts["why"], way)
 
 
 def _explain_heads(layer: RotatesHeads, *args: Any, cache: Any = None, **options: Any) -> Explanation:
@@ -308,7 +318,18 @@ def _explanation(name: str, facts: Facts, output: str = "", way: Sequence[tuple[
     if output in facts["projections"]:
         lines += _projections({output: facts["projections"][output]}, not sliced)
     lines.append(("memory", _bytes_in_words(facts)))
-    return Explanation(f"{name}, {facts['dtype']}: {_counted(facts)}", {"call": name, **facts}, lines)
+    return Explanation(f"{name}, {facts['dtype']}: {_counted(facts)}", {"call": name, **facts}, _summary(facts), lines)
+
+
+def _summary(facts: Facts) -> str:
+    """What computes the call, with how many threads and how much memory, in one line."""
+    attention = facts["attention"]
+    shares = [attention["share"], *(projection["share"] for projection in facts["projections"].values())]
+    n_threads = max(share["n_threads"] for share in shares)
+    threads = "one thread" if n_threads == 1 else f"{n_threads} threads"
+    kept = f", {in_words(facts['kept_bytes'])} kept" if "kept" in facts else ""
+    by = f"{facts.get('why', 'the compiled core')} ({attention['kernels']['isa']})"
+    return f"{by}, {threads}; {in_words(facts['scratch_bytes'])} during the call{kept}; .detail says why"
 
 
 def _counted(facts: Facts) -> str:

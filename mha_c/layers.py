@@ -15,7 +15,7 @@ import numpy as np
 from . import masking
 from ._arguments import constructors, scalars
 from ._arguments.calls import refuses_at_the_call
-from ._decoder.caches import ProjectedKeys
+from ._decoder.caches import ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
 from ._layer.lacks import ONE_HEAD, lacks
 from ._layer.module import Dropout
@@ -24,7 +24,7 @@ from .linear import Projection, State
 if TYPE_CHECKING:
     from ._types import EmptyRows, RngLike
 
-__all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention", "ProjectedKeys"]
+__all__ = ["AdditiveAttention", "DotProductAttention", "MultiHeadAttention"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 
@@ -233,7 +233,7 @@ class AdditiveAttention(DecodingLayer):
         return self._dropout
 
     @refuses_at_the_call
-    def project_keys(self, keys: Any, valid_lens: Any = None) -> ProjectedKeys:
+    def project_keys(self, keys: Any, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project the keys by W_k once, for a decoder that uses the same keys at every step.
 
         Parameters
@@ -245,7 +245,7 @@ class AdditiveAttention(DecodingLayer):
 
         Returns
         -------
-        ProjectedKeys
+        ProjectedKeyValues
             A call takes it in place of `keys`, skips W_k and returns the same result.  If W_k has changed since, the
             call raises a ValueError: project again.
 

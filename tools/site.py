@@ -54,7 +54,7 @@ CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
 LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention GQAAttention CausalAttention KernelAttention"
 REFERENCE = {  # page: title, and for each module its names; None: its __all__
     "layers": ("Layers", {
-        "mha_c": f"{LAYERS} PositionalEncoding ProjectedKeys ProjectedKeyValues KeyValueCache {CALLS}",
+        "mha_c": f"{LAYERS} PositionalEncoding ProjectedKeyValues KeyValueCache {CALLS}",
         "mha_c.variants": None,
     }),
     "functional": ("Functions of arrays", {"mha_c.functional": None}),

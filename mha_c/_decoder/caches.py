@@ -1,8 +1,8 @@
 """What a decoder keeps between its steps: projected keys and values, of its own steps or of an encoder.
 
 A `KeyValueCache` grows by the new steps of each call (`layer(x, x, x, cache=cache)`).  `ProjectedKeyValues` do not
-change (`layer(queries, kv)`); `ProjectedKeys` hold keys only, and the call gives the values.  mha_c.torch has its own
-classes for tensors, with the same rules.
+change (`layer(queries, kv)`); `ProjectedKeyValues` may hold keys only, and then the call gives the values.
+mha_c.torch has its own classes for tensors, with the same rules.
 """
 
 from __future__ import annotations
@@ -214,8 +214,7 @@ class KeyValueCache:
 class ProjectedKeyValues:
     """Keys and values that W_k and W_v of one layer have projected, or keys only; made by `layer.project`.
 
-    ProjectedKeys is another name of this class; `AdditiveAttention.project_keys` makes one.
-    Not meant to be constructed directly.
+    `AdditiveAttention.project_keys` makes one of keys only.  Not meant to be constructed directly.
 
     Examples
     --------
@@ -263,8 +262,8 @@ class ProjectedKeyValues:
         return ("W_k",) if self._values is None else ("W_k", "W_v")
 
     def __repr__(self) -> str:
-        name = "ProjectedKeys" if self._values is None else "ProjectedKeyValues"
-        return f"{name}(shape={self.shape}, dtype={self._keys.dtype})"
+        values = ", keys only" if self._values is None else ""
+        return f"ProjectedKeyValues(shape={self.shape}, dtype={self._keys.dtype}{values})"
 
     def __array__(self, *options: Any, **named: Any) -> Array:
         raise TypeError("projected keys are not an array: give them to the layer that projected them, in place of keys")
@@ -275,9 +274,6 @@ class ProjectedKeyValues:
         if not (self._weights is weights or self._same(self._weights, weights)):
             by = " or ".join(self._projections)
             raise ValueError(f"{what} were projected by another {by} than the layer has now: call {made_by} again")
-
-
-ProjectedKeys = ProjectedKeyValues
 
 
 def project_rows(array: Array, state: Optional[State], dtype: Any) -> Array:

@@ -30,7 +30,7 @@ from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
 from .convert import convert, from_torch_state, to_torch_state
 from .frozen import frozen
 from .grouped import CausalAttention, GQAAttention
-from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention, ProjectedKeys
+from .layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 from .masking import masked_softmax, sequence_mask, transpose_output, transpose_qkv
 from .positions import PositionalEncoding
 from .saving import safe_globals
@@ -48,7 +48,6 @@ __all__ = [
     "MultiHeadAttention",
     "PositionalEncoding",
     "ProjectedKeyValues",
-    "ProjectedKeys",
     "Seq2SeqAttentionDecoder",
     "convert",
     "from_torch_state",

@@ -152,9 +152,6 @@ MultiHeadAttention._layout = Layout.of(
 )
 
 
-ProjectedKeys = ProjectedKeyValues  # an AdditiveAttention may project keys only
-
-
 @twin(of_numpy.AdditiveAttention)
 class AdditiveAttention(AttentionModule):
     """Additive (Bahdanau) attention: softmax(w_v . tanh(W_q queries + W_k keys)) values; no biases, no scale.
@@ -209,7 +206,7 @@ class AdditiveAttention(AttentionModule):
 
     @twin(of_numpy.AdditiveAttention.project_keys)
     @refuses_at_the_call
-    def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeys:
+    def project_keys(self, keys: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project the keys by W_k once, for a decoder that uses the same keys at every step."""
         return project(self, keys, None, valid_lens)
 

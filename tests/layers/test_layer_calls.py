@@ -245,7 +245,7 @@ def test_projected_keys_give_the_same_bits(inputs, sizes):
     q, k, v = inputs
     layer, plain = (AdditiveAttention(*sizes, 8, 0.3, rng=9) for _ in range(2))
     keys = layer.project_keys(k)
-    assert keys.shape == (2, 9, 8) and repr(keys) == f"ProjectedKeys(shape=(2, 9, 8), dtype={q.dtype})"
+    assert keys.shape == (2, 9, 8) and repr(keys) == f"ProjectedKeyValues(shape=(2, 9, 8), dtype={q.dtype}, keys only)"
     for lens in (None, [3, 9], np.array([[1, 2, 3, 4], [9, 0, 7, 5]])):
         for training in (False, True):
             out = layer(q, keys, v, lens, training=training)
@@ -265,7 +265,9 @@ def test_lengths_of_projected_keys(inputs):
     turned = keys.reorder([1, 0])
     np.testing.assert_array_equal(layer(q, turned, v), layer(q, k[::-1], v, [6, 2]))
     assert (
-        repr(turned) == repr(keys) == "ProjectedKeys(shape=(2, 9, 8), dtype=float32)".replace("float32", k.dtype.name)
+        repr(turned)
+        == repr(keys)
+        == "ProjectedKeyValues(shape=(2, 9, 8), dtype=float32, keys only)".replace("float32", k.dtype.name)
     )
     with pytest.raises(ValueError, match="valid_lens"):
         layer(q, layer.project_keys(k, valid_lens=[np.nan, 1]), v)

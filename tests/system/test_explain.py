@@ -41,7 +41,7 @@ def test_kernels(isa, dtype):
 
 
 def test_text_names_the_kernels(isa):
-    text = str(mha_c.explain(dot_product_attention, *arrays((1, 2, 4), (1, 3, 4), (1, 3, 4))))
+    text = mha_c.explain(dot_product_attention, *arrays((1, 2, 4), (1, 3, 4), (1, 3, 4))).detail
     widest = [name for name, offered in _core.isas() if offered][-1]
     assert isa in text and ("the widest this CPU offers" in text) == (isa == widest)
 
@@ -57,7 +57,7 @@ def test_projected_keys_and_values():
         del some["attention"]["scratch_bytes"]  # rows that come projected may lie otherwise
     assert list(facts["projections"]) == ["W_q", "W_o"] and facts["attention"] == whole["attention"]
     assert facts["kept_bytes"] == whole["kept_bytes"]
-    assert "W_k" not in str(mha_c.explain(mha, X, kv, valid_lens=[1, 1]))
+    assert "W_k" not in mha_c.explain(mha, X, kv, valid_lens=[1, 1]).detail
     additive = mha_c.AdditiveAttention(16, 16, 8, 0.0)
     assert list(mha_c.explain(additive, X, additive.project(Y, Y)).as_dict()["projections"]) == ["W_q"]
     with pytest.raises(TypeError, match="values go into `project`"):
@@ -121,7 +121,7 @@ def test_one_thread_if_no_more_are_allowed():
     mha_c.set_num_threads(1)
     explained = mha_c.explain(dot_product_attention, *arrays(*[(1, 8, 512, 64)] * 3))
     assert explained.as_dict()["attention"]["share"]["n_threads"] == 1
-    assert "one: set_num_threads allows no more" in str(explained)
+    assert "one: set_num_threads allows no more" in explained.detail
 
 
 def test_little_work_is_not_shared():
@@ -177,7 +177,9 @@ def test_few_queries_on_many_keys_are_split():
     mha_c.set_num_threads(4)
     facts = attention(1, 1, 2, 8192, 64)
     assert facts["n_splits"] == facts["most_blocks"] == facts["share"]["n_tasks"]
-    assert "each of the" in str(mha_c.explain(dot_product_attention, *arrays((1, 2, 64), (1, 8192, 64), (1, 8192, 64))))
+    assert (
+        "each of the" in mha_c.explain(dot_product_attention, *arrays((1, 2, 64), (1, 8192, 64), (1, 8192, 64))).detail
+    )
     mha_c.set_num_threads(1)
     assert attention(1, 1, 2, 8192, 64)["n_splits"] == 1
 
@@ -215,11 +217,11 @@ def test_explaining_changes_nothing():
     layer = mha_c.MultiHeadAttention(8, 2, 0.5, rng=3).train()
     x = np.random.default_rng(0).standard_normal((2, 3, 8))
     twin = copy.deepcopy(layer)
-    first = str(mha_c.explain(layer, x, x, x))
+    first = mha_c.explain(layer, x, x, x).detail
     assert layer.W_q.in_features == 0 and not hasattr(layer, "attention_weights")
     assert np.array_equal(layer(x, x, x), twin(x, x, x))
     assert np.array_equal(layer(x, x, x), twin(x, x, x))
-    assert str(mha_c.explain(layer, x, x, x)) == first
+    assert mha_c.explain(layer, x, x, x).detail == first
 
 
 def test_all_layers():
@@ -334,8 +336,8 @@ def test_what_is_done_to_scores():
     q = np.ones((1, 2, 9, 4))
     terms = {"softcap": 5, "relative_bias": np.zeros((2, 7)), "sinks": np.zeros(2)}
     plain, told = (mha_c.explain(functional.dot_product_attention, q, q, q, **more) for more in ({}, terms))
-    assert "scores capped at 5, with a bias by distance, up to 3 keys away, with a sink for each head" in str(told)
-    assert "scores stand transposed" in str(plain) and "scores stand transposed" not in str(told)
+    assert "scores capped at 5, with a bias by distance, up to 3 keys away, with a sink for each head" in told.detail
+    assert "scores stand transposed" in plain.detail and "scores stand transposed" not in told.detail
     assert told.as_dict()["attention"]["score_terms"] == {"softcap": 5.0, "reach": 3, "sinks": True}
 
 

@@ -128,7 +128,7 @@ def test_on_a_device():
     own = own_device.load()
     multi, additive, _ = (layer.to(own) for layer in layers().values())
     x = torch.randn(2, 4, 12, device=own)
-    text = str(mha_c.explain(multi, x, x, x, torch.tensor([3, 2])))
+    text = mha_c.explain(multi, x, x, x, torch.tensor([3, 2])).detail
     assert "on own:0: 2 items, 3 heads" in text and "torch's operations, in the book's order: another device" in text
     assert "scaled_dot_product_attention" in text
     y = torch.empty(2, 2048, 12, device=own)  # 64 MiB of features at a time, of 8 for each pair of float32

@@ -66,7 +66,7 @@ def test_gradients_are_those_of_a_call_without_it(kind, dropout, way):
         keys = module.project_keys(encoded)
         found = outcomes(module, lambda x, lens: module(x, keys, encoded, lens), queries, encoded)
         close(found, expected)
-        assert type(keys) is type(kv) and isinstance(keys, ours.ProjectedKeys)
+        assert type(keys) is type(kv) and isinstance(keys, ours.ProjectedKeyValues)
 
 
 def test_a_first_call_may_be_that_of_project(kind):

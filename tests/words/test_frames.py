@@ -77,7 +77,7 @@ def public(*modules):
 
 
 RESULTS = (
-    "Answer Importance Laws LayerSteps Page Patterns ProjectedKeyValues ProjectedKeys Puzzle Steps Tiles "
+    "Answer Importance Laws LayerSteps Page Patterns ProjectedKeyValues Puzzle Steps Tiles "
     "AttentionDecoder"  # the last is a base
 ).split()
 TAKES_NOTHING = {"get_num_threads", "show_config", "safe_globals", "unpatch"}
