@@ -34,8 +34,23 @@ _Projection = Union[_Packed, _InRows, None]
 _Projections = Union[Tuple[_Projection, _Projection, _Projection, _Projection], Tuple[Optional[_Array], ...]]
 
 # What layer_forward keeps: the instruction set, weights or None, q, k, w_v, row_max, row_sum, lengths, num_heads,
-# empty_rows; in training also the projected values and the attended ones.  None where there is none: kept_weights.py.
+# empty_rows; in training also the projected values, the attended ones, the seed and the masks.  None where there is
+# none: kept_weights.py.
 _Kept = Tuple[Any, ...]
+
+# Which rows of a joint weight one of W_q, W_k, W_v has: (first, number), or their numbers, int64, in any order.
+_Rows = Union[Tuple[int, int], _Array]
+
+# What a layer's call has beyond lengths, a tuple whose last entries may be left out, or None; None, -1 or 0: not there.
+#   causal        "top_left", "bottom_right"
+#   keep_mask     bool, (Q, K) or (B, H, Q, K), sizes 1 broadcast (one head: H is 1)
+#   bias          of the inputs' type, likewise; added to the scores
+#   turn          (cosines, sines), (n, D/2) or (B, n, D/2) with n >= Q and K: rotates what W_q and W_k give, row i of
+#                 each by row i of the table.  Keys that no W_k projects in this call come turned.
+#   rows          (of W_q, of W_k, of W_v), each a _Rows: the three are rows of one joint weight and bias, which stand in
+#                 the places of those of W_q, W_k, W_v that are not None.  Its gradient is in the first of these places
+#   window_left, window_right, scale, score_terms      as for attention_forward
+_Options = Optional[Tuple[Any, ...]]
 
 def attention_forward(
     q: _Array,  # (B, [H,] Q, D)
@@ -69,14 +84,16 @@ def layer_forward(
     valid_lens: Optional[_Array],
     projections: _Projections,
     w_v: Optional[_Array],  # additive scores: (h,) or (1, h); or None
-    num_heads: int,
+    num_heads: Union[int, Tuple[int, int]],  # or (of queries, of keys and values)
     empty_rows: _EmptyRows,
     dropout: float,
     seed: _Seed,
     training: bool = False,
+    options: _Options = None,
     /,
 ) -> Tuple[_Array, _Kept]:
-    """One whole layer: (out (B, Q, .), kept).  Kept are either the weights themselves, where they are the smaller, or
+    """One whole layer: (out (B, Q, .), kept).  With two numbers of heads, query head h uses key head
+    h // (their ratio).  Kept are either the weights themselves, where they are the smaller, or
     the projected (copied, where nothing projects) q and k, the row statistics and a private copy of the lengths; in
     training what `layer_backward` needs, and never the weights if W_q and W_k are given.  A plain tuple of arrays,
     numbers and strings: it can be copied and pickled."""
@@ -98,6 +115,7 @@ def layer_step(
     counts: Union[int, _Array],  # how many of its n new rows count
     longest: int,  # how many the longest item has then
     turn: Optional[Tuple[_Array, _Array]] = None,  # cosines and sines of rotary positions (n, D/2) or (B, n, D/2)
+    options: _Options = None,  # keep_mask, bias: of the new steps and the first `longest` rows; rows; no causal, no turn
     /,
 ) -> Tuple[_Array, _Kept]:
     """One call of a decoder: W_k keys and W_v values go behind the rows in the cache, and the queries attend to the
@@ -112,9 +130,10 @@ def attention_weights(
     row_max: _Array,  # (B, H, Q), of the call whose weights they are
     row_sum: _Array,
     empty_rows: _EmptyRows,
+    options: _Options = None,  # what layer_forward kept of its own
     /,
 ) -> _Array:
-    """Weights (B, H, Q, K), to the bit, of an earlier call with these, the usual scale and no other mask."""
+    """Weights (B, H, Q, K), to the bit, of an earlier call with these."""
 
 def copy_operands(
     q: _Array,  # (B, H, Q, D)
@@ -191,15 +210,17 @@ def layer_backward(
     valid_lens: Optional[_Array],  # those that were kept
     projections: _Projections,  # in rows; biases are only checked
     w_v: Optional[_Array],
-    num_heads: int,
+    num_heads: Union[int, Tuple[int, int]],
     empty_rows: _EmptyRows,
     dropout: float,
     seed: _Seed,
-    needs: Tuple[Any, ...],  # a truth for each of three inputs, four weights, four biases and w_v
+    needs: Tuple[Any, ...],  # a truth for each of three inputs, four weights, four biases, w_v (and the bias of options)
     join: bool = False,  # gradients of inputs that are one object are added up in the first one's place
+    options: _Options = None,  # of the forward call; keep_mask and bias as they were
     /,
 ) -> Tuple[Optional[_Array], ...]:
-    """Twelve gradients, each of its operand's shape; None where not needed or where there is no such projection.
+    """Twelve gradients, or thirteen for as many needs, the last that of the bias among the options; each of its
+    operand's shape; None where not needed or where there is no such projection.
     Inputs and parameters as in the forward call, unchanged since; what was kept, and does not fit, is refused."""
 
 def serve_tensors(

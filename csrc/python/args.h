@@ -101,6 +101,8 @@ void mha_py_check(mha_py_call *call, mha_status status, const char *what);
 PyObject *mha_py_ask(mha_py_call *call, const char *question, const char *format, ...);
 #define mha_py_refuse(...) Py_XDECREF(mha_py_ask(__VA_ARGS__)) /* if only an exception can come */
 void mha_py_type_error(mha_py_call *call, PyObject *value, const char *name, const char *expected);
+/* Options that this entry does not compute yet: NotImplementedError. */
+void mha_py_no_options(mha_py_call *call, PyObject *options);
 
 /* --- Arguments that are no arrays: args.c ---------------------------------------------------- */
 
@@ -303,13 +305,13 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
 #define MHA_PY_FUNCTIONS(X) \
     X(attention_forward, 3, MHA_PY_N_ATTENTION + 5) \
     X(attention_backward, 6, MHA_PY_N_ATTENTION + 6) \
-    X(attention_weights, 7, 7) \
+    X(attention_weights, 7, 8) \
     X(copy_operands, 2, 2) \
     X(masked_softmax, 3, 3) \
     X(dropout_factors, 3, 3) \
-    X(layer_forward, 10, 11) \
-    X(layer_step, 15, 16) \
-    X(layer_backward, 13, 14) \
+    X(layer_forward, 10, 12) \
+    X(layer_step, 15, 17) \
+    X(layer_backward, 13, 15) \
     X(layer_parts, 2, 2) \
     X(without_none, 1, 1) \
     X(with_none, 2, 2) \
@@ -318,7 +320,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(linear, 2, 2) \
     X(linear_backward, 4, 4) \
     X(explain_attention, 3, MHA_PY_N_ATTENTION + 3) \
-    X(explain_layer, 10, 11) \
+    X(explain_layer, 10, 12) \
     X(explain_linear, 2, 2) \
     X(explain_kernels, 0, 0) \
     X(isas, 0, 0) \

@@ -163,13 +163,14 @@ py_attention_backward(mha_py_call *call, PyObject *const *values)
 PyObject *
 py_attention_weights(mha_py_call *call, PyObject *const *given)
 {
-    enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY };
+    enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY, OPTIONS };
     PyObject *const values[MHA_PY_N_ATTENTION] = {given[Q],   given[K],    given[K],
                                                   given[W_V], given[LENS], [MHA_PY_N_ATTENTION - 1] = given[EMPTY]};
     mha_py_attention attention = {0};
     mha_py_array weights = {0};
 
     mha_py_take_attention(call, values, NULL, NULL, &attention);
+    mha_py_no_options(call, given[OPTIONS]);
     mha_py_take_statistics(call, given[ROW_MAX], given[ROW_SUM], &attention);
     mha_py_new_result(call, "attention_weights", attention.q.rank, attention.scores, attention.q.type, &weights);
     if (call->failed) {

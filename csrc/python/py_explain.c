@@ -145,6 +145,7 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
     const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
     mha_py_take_layer(call, values, &layer);
+    mha_py_no_options(call, values[MHA_PY_N_LAYER + 1]);
     if (call->failed) {
         return NULL;
     }

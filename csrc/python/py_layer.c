@@ -160,5 +160,6 @@ py_layer_forward(mha_py_call *call, PyObject *const *values)
     const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
     mha_py_take_layer(call, values, &layer);
+    mha_py_no_options(call, values[MHA_PY_N_LAYER + 1]);
     return mha_py_run_layer(call, &layer, values, training);
 }

@@ -8,7 +8,7 @@
 #include "layer_call.h"
 
 /* From FORWARD to NEEDS stand the arguments of layer_forward. */
-enum { GRAD_OUT, KEPT, FORWARD, NEEDS = FORWARD + MHA_PY_N_LAYER, JOIN };
+enum { GRAD_OUT, KEPT, FORWARD, NEEDS = FORWARD + MHA_PY_N_LAYER, JOIN, OPTIONS };
 
 /* Places of the tensors that have gradients: three inputs, four weights, their biases, w_v. */
 enum { WEIGHTS = MHA_PY_N_INPUTS, BIASES = WEIGHTS + MHA_PY_N_PROJECTIONS, W_V = WEIGHTS + MHA_PY_PARAMETER_W_V };
@@ -147,6 +147,7 @@ py_layer_backward(mha_py_call *call, PyObject *const *values)
     mha_layer_grads grads = {.forward = &layer.args};
 
     take_needs(call, values, &of);
+    mha_py_no_options(call, values[OPTIONS]);
     take_forward(call, values + FORWARD, &layer);
     take_kept(call, values[KEPT], &layer);
     const npy_intp dims[] = {layer.queries.shape[0], layer.queries.shape[1], layer.out_features};

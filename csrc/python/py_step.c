@@ -12,7 +12,8 @@ enum {
     BEFORE,  /* rows that each item has: a number, or (B,) */
     COUNTS,  /* new rows of each that count: likewise */
     LONGEST, /* rows of the longest afterwards */
-    TURN     /* None, or (cosines, sines): (n, D / 2) or (B, n, D / 2) */
+    TURN,    /* None, or (cosines, sines): (n, D / 2) or (B, n, D / 2) */
+    OPTIONS
 };
 
 /* A number for all items, or one for each. */
@@ -134,6 +135,7 @@ py_layer_step(mha_py_call *call, PyObject *const *values)
 
     mha_py_take_layer(call, values, &layer);
     const npy_intp batch = layer.queries.shape[0], rows = layer.keys.shape[1];
+    mha_py_no_options(call, values[OPTIONS]);
     take_turn(call, values[TURN], &layer, &layer.args.query_turn);
     take_counts(call, values[BEFORE], "before", batch, &before);
     take_counts(call, values[COUNTS], "counts", batch, &added);
