@@ -19,7 +19,8 @@ RUN := build/run
 D2L := $(foreach version,0.17.6 1.0.3,.cache/d2l-$(version)/d2l/torch.py)
 SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md \
 	$(shell find csrc mha_c -type f ! -name '*.so' ! -name '*.pyc')
-PLAYGROUND_SOURCES := $(filter-out csrc/python/%,$(wildcard csrc/*.h csrc/*/*)) $(wildcard playground/* playground/*/* mha_c/viz/*)
+PLAYGROUND_SOURCES := $(filter-out csrc/python/%,$(wildcard csrc/*.h csrc/*/*)) \
+	tools/playground.c $(wildcard mha_c/viz/* mha_c/viz/playground/*.* mha_c/viz/playground/*/*)
 PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider
 # Several files at once, each by one process, in the order that conftest.py has: the C programs, few tests and the
 # longest, would else be met last, and all other processes wait for them.
@@ -283,7 +284,7 @@ wheel: $(STAMPS)/wheel
 .PHONY: books
 books: $(D2L)
 
-# One file that computes with the core in a browser, without network: tools/playground.py.
+# One file that computes with the core in a browser, without network, and the core in the package: tools/playground.py.
 playground: build/playground.html
 	@echo 'Open build/playground.html in a browser.'
 
@@ -384,8 +385,9 @@ build/zig/installed: tools/wheels/requirements.txt
 	@build/zig/bin/pip install -q --no-deps --require-hashes -r build/zig/requirements.txt
 	@touch $@
 
-build/playground.html: build/zig/installed tools/playground.py $(PLAYGROUND_SOURCES)
-	@build/zig/bin/python tools/playground.py
+# Of the page's sources the compiled core is left out, which this makes: ARGS=--keep leaves it as it is.
+build/playground.html: build/zig/installed tools/playground.py $(filter-out %.wasm,$(PLAYGROUND_SOURCES))
+	@build/zig/bin/python tools/playground.py $(ARGS)
 
 # dist/ on every Python found, on 64-bit ARM under qemu, and the C programs on musl and Windows: ARGS="x86 windows".
 test-wheels: build/wheel-tools/installed

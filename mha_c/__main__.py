@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import sys
 import threading
 import webbrowser
@@ -21,7 +20,7 @@ EXAMPLES = """\
 mha_c check mine.py                 which line of my attention is wrong?
 mha_c check mine.py:attention --kind causal
 mha_c check ada.py --json           for graders: exit status 0 right, 1 wrong, 2 could not be judged
-mha_c playground page.html          writes the page that computes in a browser, and opens it
+mha_c playground                    writes playground.html, a lecture that computes in a browser, and opens it
 """
 UNWRITTEN = 3  # the exit status where the answer could not be written: to a full disk, or to a reader that has gone
 
@@ -50,15 +49,14 @@ def selftest(_: argparse.Namespace) -> int:
 
 
 def playground(asked: argparse.Namespace) -> int:
-    from .viz.own_layer import found_page
+    from .viz.own_layer import ELEMENT
+    from .viz.whole_page import whole_page
 
-    try:
-        page = found_page()
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
+    page = Path(asked.file)
+    if page.exists() and not ELEMENT.search(page.read_text(encoding="utf-8", errors="replace")):
+        print(f"{page} is another file, and stays: mha_c playground NAME.html writes the page there", file=sys.stderr)
         return 2
-    if asked.file:
-        page = Path(shutil.copyfile(page, asked.file))
+    page.write_text(whole_page(), encoding="utf-8")
     address = page.resolve().as_uri()
     opened = not asked.no_browser and webbrowser.open(address)
     print(f"{'Opened' if opened else 'Open this in a browser:'} {address}")
@@ -133,13 +131,13 @@ def parser() -> argparse.ArgumentParser:
         (config, "what this installation computes with (also without a command)"),
         (demo, "the book's examples, with the time of each"),
         (selftest, "every instruction set of this CPU against plain NumPy"),
-        (playground, "opens the page that computes attention in a browser"),
+        (playground, "writes the page that computes attention in a browser, and opens it"),
         (check, "compares an implementation with the book's, and says which line is wrong"),
     ):
         sub = commands.add_parser(command.__name__, help=says, description=f"{says[0].upper()}{says[1:]}.")
         sub.set_defaults(run=command)
         if command is playground:
-            sub.add_argument("file", nargs="?", help="write the page there first: a browser may not read the package")
+            sub.add_argument("file", nargs="?", default="playground.html", help="the file to write the page to")
             sub.add_argument("--no-browser", action="store_true", help="only print the page's address")
         if command is check:
             _of_check(sub)

@@ -1,4 +1,4 @@
-"""The page of `make playground` with a reader's own layer inside: its chapter "Many heads" shows that layer."""
+"""The page of `mha_c playground` with a reader's own layer inside: its chapter "Many heads" shows that layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,8 @@ from ..errors import ShapeError
 from . import labels
 from .page import Page, as_javascript, frame
 from .sources import collect, on_cpu, to_numpy
+from .whole_page import whole_page
 
-NAME = "playground.html"
-# Beside the notebook, where a reader puts a download; what `make playground` has made, here or in the clone of a
-# package that is used in place; beside this file, where the wheels of `make wheels` have it.
-BUILT = Path("build", NAME)
-PLACES = [Path(NAME), BUILT, Path(__file__).resolve().parents[2] / BUILT, Path(__file__).with_name(NAME)]
 LARGEST, MOST_FEATURES = 64, 256  # rows that can be looked at; numbers that a page should carry
 ELEMENT = re.compile(r'(?=<div class="mhac" data-mhac="playground">)')
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
@@ -61,7 +57,7 @@ def playground(
     """The page that computes attention in a browser, opened at a layer of your own.  See `Viewable.playground`.
 
     >>> from mha_c.viz import playground
-    >>> playground([[0.9, 0.1], [0.2, 0.8]], "good morning", page="playground.html").save("own.html")  # doctest: +SKIP
+    >>> playground([[0.9, 0.1], [0.2, 0.8]], "good morning").save("own.html")  # doctest: +SKIP
 
     Parameters
     ----------
@@ -77,7 +73,7 @@ def playground(
     example : int
         Which item of the batch is shown.
     page : str or Path, optional
-        The file playground.html, if it is not found by itself.
+        Another file of the page, such as one that `make playground` has made.  Default: the package's own page.
 
     Returns
     -------
@@ -87,7 +83,7 @@ def playground(
     Raises
     ------
     FileNotFoundError
-        If playground.html is not found: the message says how to get it.
+        If `page` names no file.
     ShapeError, TypeError, ValueError
         If inputs or tokens do not fit, or are too large to be looked at.
     """
@@ -109,24 +105,10 @@ def playground(
     return Playground(_template(page), own, text)
 
 
-def found_page(page: Optional[Union[str, Path]] = None) -> Path:
-    """The file playground.html: the one given, or where it is looked for."""
-    places = [Path(page)] if page is not None else PLACES
-    for place in places:
-        if place.is_file():
-            return place
-    raise FileNotFoundError(
-        f"{places[0].name} was not found: a wheel of a release contains it, a package built from its sources does not. "
-        "`make playground` in a clone of mha_c makes it in build/, and the site of mha_c has it as a download: put it "
-        "into the current folder, or, in Python, give its place as page="
-    )
-
-
 def _template(page: Optional[Union[str, Path]]) -> str:
-    place = found_page(page)
-    text = place.read_text(encoding="utf-8")
+    text = whole_page() if page is None else Path(page).read_text(encoding="utf-8")
     if not ELEMENT.search(text):
-        raise ValueError(f"{place} is not the page that `make playground` makes")
+        raise ValueError(f"{page} is not the page that `mha_c playground` writes")
     return text
 
 

@@ -12,12 +12,20 @@ from chromium import Shown
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "build" / "playground.html"
-SOURCES = ["playground/*.*", "playground/*/*", "mha_c/viz/*.js", "mha_c/viz/*.css", "csrc/mha.h", "csrc/[aklr]*/*"]
+SOURCES = [
+    "tools/playground.*",
+    "mha_c/viz/playground/*.[cj]s*",
+    "mha_c/viz/playground/*/*",
+    "mha_c/viz/*.js",
+    "mha_c/viz/*.css",
+    "csrc/mha.h",
+    "csrc/[aklr]*/*",
+]
 
 
 @pytest.fixture(scope="session")
 def page():
-    newest = max(path.stat().st_mtime for pattern in [*SOURCES, "tools/playground.py"] for path in ROOT.glob(pattern))
+    newest = max(path.stat().st_mtime for pattern in SOURCES for path in ROOT.glob(pattern))
     if not PAGE.exists() or PAGE.stat().st_mtime < newest:
         needs.skip_or_fail("needs build/playground.html, no older than its sources (make playground)")
     return PAGE

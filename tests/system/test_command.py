@@ -209,20 +209,22 @@ def test_a_full_disk_is_said_in_a_line(asked, tmp_path):
     assert done.returncode == 3
 
 
-def test_the_playground_is_opened_where_it_is_found_and_told_of_where_not(tmp_path):
-    page = tmp_path / own_layer.NAME
-    missing = command("playground", "--no-browser", cwd=tmp_path, status=None)
-    if missing.returncode:  # a package from its sources, in a folder where nobody has made the page
-        assert missing.returncode == 2 and "`make playground` in a clone" in missing.stderr
-    page.write_text('<div class="mhac" data-mhac="playground">')
+def test_the_playground_is_written_and_opened(tmp_path):
+    """By any installation, in an empty folder."""
+    page = tmp_path / "playground.html"
     (tmp_path / "open").write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path / "opened"}\n')
     (tmp_path / "open").chmod(0o755)
-    done = command("playground", cwd=tmp_path, BROWSER=f"{tmp_path / 'open'} %s")
-    assert done.stdout == f"Opened {page.as_uri()}\n"
+    for _ in "again":  # over its own file
+        done = command("playground", cwd=tmp_path, BROWSER=f"{tmp_path / 'open'} %s")
+        assert done.stdout == f"Opened {page.as_uri()}\n"
     assert (tmp_path / "opened").read_text() == page.as_uri()
+    assert own_layer.ELEMENT.search(page.read_text(encoding="utf-8")) and page.stat().st_size > 300_000
     done = command("playground", "there.html", "--no-browser", cwd=tmp_path)
     assert done.stdout == f"Open this in a browser: {(tmp_path / 'there.html').as_uri()}\n"
     assert (tmp_path / "there.html").read_bytes() == page.read_bytes()
+    page.write_text("<p>the reader's own")
+    done = command("playground", "--no-browser", cwd=tmp_path, status=2)
+    assert "is another file, and stays" in done.stderr and page.read_text() == "<p>the reader's own"
 
 
 def test_the_wheel_has_the_command():

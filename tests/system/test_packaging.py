@@ -95,7 +95,7 @@ def test_readme_of_the_package_index_has_no_dead_links(repository):
 
 def test_files_of_the_package():
     sources = {p.relative_to(ROOT / "mha_c") for p in (ROOT / "mha_c").rglob("*") if p.is_file()}
-    kinds = (".py", ".pyi", ".js", ".css", ".html", ".json", ".txt")
+    kinds = (".py", ".pyi", ".js", ".css", ".html", ".json", ".txt", ".wasm")
     wanted = {p for p in sources if p.suffix in kinds or p.name == "py.typed"}
     assert Path("py.typed") in wanted and Path("_core.pyi") in wanted
     assert not [str(p) for p in wanted if not (PACKAGE / p).is_file()]

@@ -14,12 +14,10 @@ import pytest
 
 import needs
 import tools
-from mha_c.viz import own_layer
 
 ROOT = Path(__file__).resolve().parents[2]
 inputs = tools.load("tools/wheels/inputs.py")
 platforms = tools.load("tools/wheels/platforms.py")
-web_page = tools.load("tools/wheels/web_page.py")
 webassembly = tools.load("tools/wheels/webassembly.py")
 
 
@@ -164,28 +162,11 @@ def a_wheel(folder, module="_core.abi3.so", **files):
     return path
 
 
-PAGE = '<div class="mhac" data-mhac="playground"><p>'
-
-
-@pytest.mark.parametrize(
-    ("files", "said"),
-    [({}, "no page"), ({"playground": "<p>"}, "is another page")],
-)
-def test_a_wheel_of_a_release_brings_the_page(tmp_path, files, said):
-    """Beside the module that looks for it, and with the place that the reader's layer is written to."""
-    assert Path(own_layer.__file__).parents[2] / web_page.PAGE in own_layer.PLACES
-    assert own_layer.ELEMENT.search(PAGE) and web_page.check(a_wheel(tmp_path, playground=PAGE)) == "0 kB"
-    with pytest.raises(AssertionError, match=said):
-        web_page.check(a_wheel(tmp_path, **files))
-
-
-def test_a_native_wheel_has_all_files_but_the_page(tmp_path):
+def test_the_files_of_two_wheels_are_compared(tmp_path):
     needs.module("packaging")
     compare = tools.load("tools/wheels/compare.py")
-    for name, more in (("native", {}), ("ours", {"playground": PAGE})):
-        (tmp_path / name).mkdir()
-        package, _, _ = compare.contents(a_wheel(tmp_path / name, document="<html>", **more))
-        assert list(package) == ["mha_c/viz/document.html"]
+    package, _, _ = compare.contents(a_wheel(tmp_path, document="<html>"))
+    assert list(package) == ["mha_c/viz/document.html"]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 
 import mha_c
 import needs
-from mha_c.viz import own_layer
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "playground" / "lecture_models.json"
+FILE = ROOT / "mha_c" / "viz" / "playground" / "lecture_models.json"
 TRAINED = json.loads(FILE.read_text(encoding="utf-8"))
 IT, LAST, CAT, SOUP = 8, 10, 1, 6
 FEMININE = {"cow", "mouse", "goat", "soup", "salad", "pear"}
@@ -97,7 +96,7 @@ TEMPLATE = '<!DOCTYPE html><body data-mhac-page>\n<div class="mhac" data-mhac="p
 
 @pytest.fixture
 def page(tmp_path):
-    """The place of a page as `make playground` makes it; what is around its element is another test's matter."""
+    """The place of a page as `mha_c playground` writes it; what is around its element is another test's matter."""
     (tmp_path / "playground.html").write_text(TEMPLATE, encoding="utf-8")
     return tmp_path / "playground.html"
 
@@ -150,12 +149,11 @@ def test_words_are_data(page, called):
     assert inside(mha.playground(words, page=page))["qt"] == words
 
 
-def test_where_the_page_is_not_there_the_message_says_how_to_get_it(called, tmp_path, monkeypatch):
+def test_the_page_is_the_packages_own_or_one_that_is_given(called, tmp_path):
     mha, _ = called
-    monkeypatch.setattr(own_layer, "PLACES", [tmp_path / "nowhere.html"])
-    with pytest.raises(FileNotFoundError, match=r"`make playground` in a clone.*download.*page="):
-        mha.playground()
-    with pytest.raises(FileNotFoundError, match=r"lost\.html was not found"):
+    own = mha.playground()
+    assert len(inside(own)["weights"]) == 4 and len(own.html()) > 300_000
+    with pytest.raises(FileNotFoundError, match=r"lost\.html"):
         mha.playground(page=tmp_path / "lost.html")
     (tmp_path / "other.html").write_text("<p>", encoding="utf-8")
     with pytest.raises(ValueError, match=r"other\.html is not the page"):

@@ -1,5 +1,6 @@
 """The core in a browser, as scripts call it: numbers beside NumPy's in float64, the bits of the package, errors."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,9 +9,18 @@ import pytest
 
 from mha_c import _core
 from mha_c import _reference as reference
+from mha_c.viz import whole_page
 from playground_page import CLOSE
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_package_has_the_core_that_its_sources_make(page):
+    """What `pip install` brings, which has no compiler for browsers: any change of what the page holds is committed."""
+    made = (ROOT / "build" / "playground" / "core.wasm").read_bytes()
+    assert whole_page.CORE.read_bytes() == made, "the sources make another core: make playground, then commit it"
+    assert page.read_text(encoding="utf-8") == whole_page.whole_page(repository=os.environ.get("MHA_C_REPOSITORY"))
 
 
 def drawn(rng):

@@ -152,7 +152,7 @@ def test_the_lecture_ends_with_what_was_seen(play, language, first):
 def texts_of_the_sources():
     """Every English text that goes through the table of words."""
     viz = ROOT / "mha_c" / "viz"
-    sources = [*(ROOT / "playground").rglob("*.js"), *viz.glob("*.js")]
+    sources = [*(ROOT / "mha_c" / "viz" / "playground").rglob("*.js"), *viz.glob("*.js")]
     found = set()
     for path in sources:
         if path.name != "words.js":
@@ -161,7 +161,11 @@ def texts_of_the_sources():
             found |= set(re.findall(r'^  .*\b(?:title|nav|label|seen): "([^"_]{2,})"', text, re.MULTILINE))
             for says in re.findall(r"^  says: (\[.*?\]),$", text, re.MULTILINE | re.DOTALL):
                 found |= set(json.loads(says))
-    found |= set(re.findall(r'name: "([^"]+)"', (ROOT / "playground" / "sources.js").read_text(encoding="utf-8")))
+    found |= set(
+        re.findall(
+            r'name: "([^"]+)"', (ROOT / "mha_c" / "viz" / "playground" / "sources.js").read_text(encoding="utf-8")
+        )
+    )
     keys = (viz / "frame.js").read_text(encoding="utf-8").partition("const KEYS")[2].partition("];")[0]
     found |= set(re.findall(r'\["[^"]+", "([^"]+)"\]', keys))
     for title, caption in ((step["title"], step["caption"]) for step in STEPS["tiles"]):
@@ -170,7 +174,9 @@ def texts_of_the_sources():
 
 
 def test_every_text_has_its_words_in_every_language():
-    table = (ROOT / "playground" / "words.js").read_text(encoding="utf-8").partition("const TABLE = ")[2]
+    table = (
+        (ROOT / "mha_c" / "viz" / "playground" / "words.js").read_text(encoding="utf-8").partition("const TABLE = ")[2]
+    )
     rows = json.loads(re.sub(r",\s*\]", "]", table.partition(";\n")[0]))
     assert all(len(row) == 4 and all(row) for row in rows)
     assert texts_of_the_sources() - {row[0] for row in rows} == set()

@@ -24,7 +24,6 @@ from pathlib import Path
 
 import check
 import inputs
-import web_page
 from platforms import INTERFACES, PLATFORMS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,7 +180,6 @@ def main():
     WORK.mkdir(parents=True, exist_ok=True)
     source = source_archive(when)
     extensions, package, metadata = described(source)
-    web_page.add(source, package)
     chosen = [platform for platform in PLATFORMS if arguments.only in platform.tag]
     rows = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:

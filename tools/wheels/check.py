@@ -16,7 +16,6 @@ from pathlib import Path
 
 import inputs
 import lief
-import web_page
 import webassembly
 
 lief.logging.disable()  # it doubts an empty table of zig's linker
@@ -138,7 +137,7 @@ def wheel(path, module, interface, platform):
         return symbols(binary, interface, platform)
 
     checks = [size, lambda: oldest_system(path, binary, platform), stable, names, metadata]
-    return [path.name, *map(result, [*checks, lambda: web_page.check(path)])]
+    return [path.name, *map(result, checks)]
 
 
 def browser_wheel(path):

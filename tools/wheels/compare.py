@@ -19,7 +19,6 @@ from pathlib import Path
 
 from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
-from web_page import PAGE
 
 TOOLS = Path(__file__).resolve().parents[1]
 FIELDS = ["Name", "Version", "Requires-Python", "Requires-Dist", "Provides-Extra", "License-Expression", "Classifier"]
@@ -44,7 +43,6 @@ def contents(wheel):
     package = {name: text for name, text in files.items() if name.startswith("mha_c/")}
     (module,) = [name for name in package if name.startswith("mha_c/_core.") and name.endswith((".so", ".pyd"))]
     del package[module]
-    package.pop(PAGE, None)
     module = re.sub(r"(\.abi3t?)-[\w-]+\.so$", r"\1.so", module)
     return package, module, {field: sorted(message.get_all(field, [])) for field in FIELDS}
 

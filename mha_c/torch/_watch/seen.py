@@ -115,7 +115,7 @@ class Call:
         tokens : optional
             The words, as in mha_c.viz.view.
         **options : Any
-            `example`, and `page` if playground.html is not found: see `playground` of `mha_c.MultiHeadAttention`.
+            `example` and `page`: see `playground` of `mha_c.MultiHeadAttention`.
 
         Returns
         -------
@@ -125,7 +125,7 @@ class Call:
         Raises
         ------
         FileNotFoundError
-            If playground.html is not found: the message says how to get it.
+            If `page` names no file.
         """
         from ...viz import playground
 
@@ -209,7 +209,7 @@ class Seen:
         ValueError
             If there is no such call.
         FileNotFoundError
-            If playground.html is not found: the message says how to get it.
+            If `page` names no file.
         """
         if not self.calls:
             raise ValueError(NOTHING_SEEN)

@@ -124,7 +124,7 @@ const HEADS = {
   note(n, { models }) {
     if (n.own) return "";
     const { right, seeds } = models.translation;
-    return T("Two heads, trained on short English-French pairs: {right} of the words of held-out pairs are right; of {seeds} seeds the one whose “le” and “la” look most at their noun. Another number of heads cuts the same features anew.", { right: percent(right), seeds });
+    return T("Two heads, trained on short English-French pairs: {right} of the words of held-out pairs are right; of {seeds} seeds the one whose “le” and “la” look most at their noun. Another number of heads cuts the same features again.", { right: percent(right), seeds });
   },
   said(n) {
     const row = n.weights[n.h][n.i];

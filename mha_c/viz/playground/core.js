@@ -15,7 +15,7 @@ async function startCore(bytes, isa) {
   memory = core.memory;
   core._initialize();
 
-  // Views are made anew for each use: memory that grows is another buffer.
+  // Views are made again for each use: memory that grows is another buffer.
   const floats = (place, n) => new Float32Array(memory.buffer, place, n);
   function text(place) {
     const bytes = new Uint8Array(memory.buffer, place);

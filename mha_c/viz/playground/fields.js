@@ -18,7 +18,7 @@ function textBox(label, value, change, size, hint) {
   return labelled(label, box);
 }
 
-// Fills a part of a form anew; the field that the reader is in keeps the focus.
+// Fills a part of a form again; the field that the reader is in keeps the focus.
 function refill(box, fill) {
   const { activeElement } = box.getRootNode();
   const field = activeElement && box.contains(activeElement) ? activeElement.closest(".mhac-field") : null;

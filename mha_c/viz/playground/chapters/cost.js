@@ -46,7 +46,7 @@ const COST = {
     return () => {
       forget();
       stop();
-      store.state.running = false; // in another language the chapter is built anew, without this worker
+      store.state.running = false; // in another language the chapter is built again, without this worker
     };
   },
 

@@ -1,5 +1,5 @@
 // The state of the page stands in the address behind #, as flat names and values.  A chapter's fields are its own, and
-// their starts are its preset; each change is an entry of the history, so that Back takes it back.
+// their starts are its preset; each change is an entry of the history, so that Back undoes it.
 
 const one = (...names) => ({ start: names[0], read: (text) => (names.includes(text) ? text : undefined) });
 const textOf = (start, most) => ({ start, read: (given) => (given.length > most ? undefined : given) });

@@ -91,7 +91,7 @@ function Attend(page, drawn) {
       ? T("The words have random vectors, the same word the same: what looks at what means nothing. Chapters 2 and 4 have learned ones.") : "");
   }
 
-  // Where the numbers come from.  What was edited is gone when they are drawn anew, and Back brings it back.
+  // Where the numbers come from.  What was edited is gone when they are drawn again, and Back brings it back.
   function sourceFields() {
     const s = state;
     const sources = Object.entries(SOURCES).map(([id, source]) => [id, T(source.name)]);
