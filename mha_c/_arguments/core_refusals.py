@@ -199,8 +199,8 @@ def mask_kind(value: Any, name: str) -> NoReturn:
     if not hasattr(value, "dtype") or isinstance(value, np.generic):
         kind(value, name, "an array of bool")
     raise TypeError(
-        f"{name} has dtype {value.dtype}, expected bool (True = may attend): write {name} != 0, or pass it as bias "
-        f"if it is to be added to the scores"
+        f"{name} has dtype {value.dtype}, expected bool, or whole numbers 0 and 1 (True = may attend): write {name} != "
+        f"0, or pass it as bias if it is to be added to the scores"
     )
 
 
@@ -219,9 +219,11 @@ def mask(array: Array, name: str, scores: Sizes) -> Optional[Exception]:
         )
     for axis, (got, expected) in enumerate(zip(array.shape, scores[n - array.ndim :])):
         if got not in (1, expected):
+            per_item = f"; for one value per key of each item write {name}[:, None{', None' * (n - 3)}]"
             return ShapeError(
                 f"{name} has shape {tuple(array.shape)}, which does not broadcast to {full}: axis {axis} is {got}, "
                 f"expected {expected}{'' if expected == 1 else ' or 1'}"
+                f"{per_item if tuple(array.shape) == (scores[0], scores[-1]) else ''}"
             )
     return None
 

@@ -19,6 +19,7 @@ ELSEWHERE = {
     **dict.fromkeys(("valid_len", "lengths", "lens", "seq_len", "sequence_length"), "valid_lens"),
     **dict.fromkeys(("is_causal", "use_causal_mask"), "causal"),
     **dict.fromkeys(("mask", "attn_mask", "attention_mask"), "keep_mask"),
+    **dict.fromkeys(("attn_bias", "attention_bias", "position_bias", "score_bias"), "bias"),
     **dict.fromkeys(("seed", "generator", "random_state"), "rng"),
     **dict.fromkeys(("need_weights", "return_attention_scores", "output_attentions"), "return_weights"),
 }

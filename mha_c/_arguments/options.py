@@ -16,6 +16,7 @@ from .._core import linear
 from ..errors import ShapeError
 from . import scalars
 from .arrays import INT64, floats, is_tensor, like_input, to_array, to_lengths
+from .masks import to_keep_mask
 from .names import did_you_mean
 from .scalars import LateSeed
 
@@ -49,7 +50,7 @@ def core_options(
     left, right = (-1, -1) if window is None else core_window(window)
     return (
         None if valid_lens is None else to_lengths(valid_lens),
-        None if keep_mask is None else to_array(keep_mask, "keep_mask"),
+        None if keep_mask is None else to_keep_mask(keep_mask),
         None if bias is None else to_array(bias, "bias"),
         None if causal is False else core_corner(causal, q, k),
         left,

@@ -20,6 +20,7 @@ from .._arguments.options import core_corner, core_window, shows_options, unknow
 from ..errors import ShapeError
 from ._call.attention import attend
 from ._call.dropout import Rng
+from ._call.masks import to_keep_mask
 from ._call.records import AttentionCall, AttentionTensors
 from ._private import on_cpu
 from ._tensors import (
@@ -187,8 +188,8 @@ def _attention(
     if not (type(q) is type(k) is type(v) is Tensor and q.dtype in FLOATS and bias is relative_bias is sinks is None):
         terms = {"bias": bias, "relative_bias": relative_bias, "sinks": sinks}
         check_inputs(q=q, k=k, v=v, **{name: x for name, x in terms.items() if x is not None})
-    if keep_mask is not None and not isinstance(keep_mask, Tensor):
-        keep_mask = torch.as_tensor(keep_mask)
+    if keep_mask is not None:
+        keep_mask = to_keep_mask(keep_mask)
     left, right = (-1, -1) if window is None else core_window(window)
     call = AttentionCall(
         valid_lens, None if causal is False else core_corner(causal, q, k), left, right,

@@ -136,6 +136,7 @@ ORDER = [
     ("_arguments.scalars",),
     ("_arguments.core_refusals",),
     ("_arguments.arrays", "_arguments.calls", "_layer.kept_weights"),
+    ("_arguments.masks",),
     ("_layer.viewable", "_layer.lacks"),
     ("config",),
     ("masking", "linear"),

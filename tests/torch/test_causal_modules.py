@@ -13,6 +13,7 @@ import own_device
 from causal_cases import CASES, LENS, seen
 from features import weights_of
 from mha_c import torch as mt
+from ways import compiled, hooked
 
 LAYERS = {
     "MultiHeadAttention": lambda: mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0),
@@ -42,19 +43,6 @@ def outcome(layer, call, inputs, **given):
     loss = (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(out)).sum() + weights.square().sum()
     grads = torch.autograd.grad(loss, [*inputs, *layer.parameters()], allow_unused=True)
     return [out, weights, *grads]
-
-
-def hooked(layer):
-    layer = copy.deepcopy(layer)
-    for part in layer.modules():
-        part.register_forward_hook(lambda *_: None)
-    return layer, layer
-
-
-def compiled(layer):
-    needs.of_torch("torch.compile")
-    needs.fresh_compiler()
-    return layer, torch.compile(layer, backend="eager", fullgraph=True)
 
 
 WAYS = {"core": lambda layer: (layer, layer), "hooks": hooked, "compile": compiled}

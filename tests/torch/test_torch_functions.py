@@ -86,6 +86,7 @@ def test_functional_errors_and_types():
         (lambda: functional.dot_product_attention(q, q, q, rng="a"), TypeError),
         (lambda: functional.dot_product_attention(q, q[:, :2], q[:, :2], causal=True), ValueError),
         (lambda: functional.dot_product_attention(q, q, q, keep_mask=torch.ones(3, 3)), TypeError),
+        (lambda: functional.dot_product_attention(q, q, q, keep_mask=-torch.eye(3, dtype=torch.int64)), ValueError),
         (lambda: functional.additive_attention(q, q, q, torch.ones(2, 2)), ValueError),
         (lambda: functional.additive_attention(q, q, q, torch.ones(3), torch.ones(3, 5)), ValueError),
         (lambda: functional.additive_attention(q, q, q, torch.ones(3), torch.ones(3, 4).double()), TypeError),

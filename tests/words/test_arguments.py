@@ -245,6 +245,14 @@ def test_lengths_that_are_fine(call, name):
             np.testing.assert_array_equal(found, expected)
 
 
+def test_masks_that_are_fine():
+    """Of 0 and 1, arrays and lists, of a function and of tensors."""
+    x, keep = np.random.default_rng(0).standard_normal((2, 3, 4)), np.random.default_rng(1).random((2, 3, 3)) < 0.6
+    expected = F.dot_product_attention(x, x, x, keep_mask=keep)
+    for mask in (keep.astype(int), keep.astype(np.uint8), keep.tolist(), keep.astype(int).tolist()):
+        np.testing.assert_array_equal(F.dot_product_attention(x, x, x, keep_mask=mask), expected)
+
+
 # --- Options of the functions ---------------------------------------------------------------------------
 
 functions = pytest.mark.parametrize("call", ["dot_product_attention", "additive_attention"])
@@ -256,7 +264,9 @@ SCORES = (2, 3, 5)
     ("option", "value", "error", "texts"),
     [
         ("keep_mask", np.ones((3, 5)), TYPE, ["bool", "float64"]),
-        ("keep_mask", np.ones((3, 5), np.uint8), TYPE, ["bool", "uint8"]),
+        ("keep_mask", np.full((3, 5), 2, np.uint8), VALUE, ["uint8", "0 and 1"]),
+        ("keep_mask", [[1, 0, -1, 1, 1]], VALUE, ["int64", "0 and 1"]),
+        ("keep_mask", np.ones((2, 5), bool), SHAPE, ["(2, 5)", "(2, 3, 5)", "per key of each item", "[:, None]"]),
         ("keep_mask", np.ones((3, 4), bool), SHAPE, ["(3, 4)", "(2, 3, 5)"]),
         ("keep_mask", np.ones(5, bool), SHAPE, ["(5,)", "rank"]),
         ("keep_mask", np.ones((2, 1, 3, 5), bool), SHAPE, ["(2, 1, 3, 5)", "rank"]),

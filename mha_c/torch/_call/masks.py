@@ -1,0 +1,29 @@
+"""keep_mask and bias of a call on tensors: the rules are those of `mha_c._arguments.masks`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._arguments import core_refusals
+from ..._arguments.masks import other_numbers
+from .._tensors import has_numbers
+from .checks import Type
+
+
+def to_keep_mask(value: Any) -> Tensor:
+    """A keep_mask as a tensor of bool: True, or 1, where a query may look.
+
+    Whole numbers are looked at, which waits for another device; without numbers (in compilers, exporters and
+    transforms) they are refused.
+    """
+    mask = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if mask.dtype is torch.bool:
+        return mask
+    if not (mask.dtype.is_floating_point or mask.dtype.is_complex) and has_numbers(mask):
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise other_numbers(mask.dtype)
+        return mask != 0
+    core_refusals.mask_kind(Type(mask.dtype), "keep_mask")  # not the tensor, for compilers
