@@ -20,7 +20,7 @@ D2L := $(foreach version,0.17.6 1.0.3,.cache/d2l-$(version)/d2l/torch.py)
 SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md \
 	$(shell find csrc mha_c -type f ! -name '*.so' ! -name '*.pyc')
 PLAYGROUND_SOURCES := $(filter-out csrc/python/%,$(wildcard csrc/*.h csrc/*/*)) \
-	tools/playground.c $(wildcard mha_c/viz/* mha_c/viz/playground/*.* mha_c/viz/playground/*/*)
+	tools/playground.c $(wildcard mha_c/viz/* mha_c/viz/playground_page/*.* mha_c/viz/playground_page/*/*)
 PYTEST = cd $(RUN) && $(BIN)/pytest --config-file=../../pyproject.toml --rootdir=../.. -p no:cacheprovider
 # Several files at once, each by one process, in the order that conftest.py has: the C programs, few tests and the
 # longest, would else be met last, and all other processes wait for them.

@@ -1,4 +1,4 @@
-"""Trains the two small models of the page's lecture, and writes them to mha_c/viz/playground/lecture_models.json.
+"""Trains the two small models of the page's lecture, and writes them to mha_c/viz/playground_page/lecture_models.json.
 
     .venv/bin/python tools/lecture_models.py
 
@@ -29,7 +29,7 @@ from train_numpy import Adam, Weight  # noqa: E402
 
 import mha_c  # noqa: E402
 
-TARGET = ROOT / "mha_c" / "viz" / "playground" / "lecture_models.json"
+TARGET = ROOT / "mha_c" / "viz" / "playground_page" / "lecture_models.json"
 PAIRS = ROOT / "examples" / "data" / "fra_eng_small.txt"
 STEP = 2048  # weights are whole numbers divided by it
 FEATURES = 32

@@ -1,6 +1,6 @@
-"""The page of `mha_c playground`: the core as WebAssembly, the scripts of playground/ and those it shares with `view`.
+"""The page of `mha_c playground`: the core as WebAssembly, the scripts of playground_page/ and those it shares with `view`.
 
-`playground/core.wasm` is compiled by `make playground` from tools/playground.c and the core's own sources.  This module
+`playground_page/core.wasm` is compiled by `make playground` from tools/playground.c and the core's own sources.  This module
 uses nothing but page.py, so that tools/playground.py can load both without the extension and NumPy.
 """
 
@@ -13,7 +13,7 @@ from typing import Optional
 
 from .page import FOLDER, as_javascript, asset, document, joined
 
-SOURCES = FOLDER / "playground"
+SOURCES = FOLDER / "playground_page"
 CORE = SOURCES / "core.wasm"
 SHARED = [
     "base.js", "store.js", "matrix.js", "lines.js", "sentence.js", "frame.js", "view.js", "grids.js", "scenes.js",

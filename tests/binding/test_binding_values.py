@@ -66,7 +66,7 @@ VALUES = {
     "keep_mask uint8": (
         lambda: attention(keep_mask=ones(Q, K, dtype=np.uint8)),
         TypeError,
-        r"keep_mask has dtype uint8, expected bool .*keep_mask != 0",
+        r"keep_mask has dtype uint8, expected bool, .*keep_mask != 0",
     ),
     "keep_mask float": (lambda: attention(keep_mask=numbers(Q, K)), TypeError, "keep_mask has dtype float32"),
     "keep_mask list": (lambda: attention(keep_mask=[[True]]), TypeError, "keep_mask must be an array of bool"),

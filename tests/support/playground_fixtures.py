@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "build" / "playground.html"
 SOURCES = [
     "tools/playground.*",
-    "mha_c/viz/playground/*.[cj]s*",
-    "mha_c/viz/playground/*/*",
+    "mha_c/viz/playground_page/*.[cj]s*",
+    "mha_c/viz/playground_page/*/*",
     "mha_c/viz/*.js",
     "mha_c/viz/*.css",
     "csrc/mha.h",

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEACH = ROOT / "mha_c" / "teach"
 OTHERS = [language for language in words.LANGUAGES if language != "en"]
 CHINESE = re.compile("[\u4e00-\u9fff。]")
-# Modules of check, laws and puzzle.  The players of stepping.py and playing.py have viz/playground/words.js.
+# Modules of check, laws and puzzle.  The players of stepping.py and playing.py have viz/playground_page/words.js.
 OF_OTHERS = {"__init__", "book", "playing", "probes", "stepping", "trained_layer"}
 MODULES = sorted({path.stem for path in TEACH.glob("*.py")} - OF_OTHERS)
 SENTENCE = re.compile(r"[A-Za-z]{2,},? [a-z]+")  # two words
@@ -116,7 +116,7 @@ def test_the_file_has_pairs_with_the_same_fields(language):
 
 def of_the_playground():
     """{an English text of the playground: the Chinese one}."""
-    text = (ROOT / "mha_c" / "viz" / "playground" / "words.js").read_text(encoding="utf-8")
+    text = (ROOT / "mha_c" / "viz" / "playground_page" / "words.js").read_text(encoding="utf-8")
     rows = [json.loads(line.rstrip(",")) for line in re.findall(r"^  (\[.*\],?)$", text, re.MULTILINE)]
     return {row[0]: row[2] for row in rows}
 

@@ -12,7 +12,7 @@ import mha_c
 import needs
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "mha_c" / "viz" / "playground" / "lecture_models.json"
+FILE = ROOT / "mha_c" / "viz" / "playground_page" / "lecture_models.json"
 TRAINED = json.loads(FILE.read_text(encoding="utf-8"))
 IT, LAST, CAT, SOUP = 8, 10, 1, 6
 FEMININE = {"cow", "mouse", "goat", "soup", "salad", "pear"}

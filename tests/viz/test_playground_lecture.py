@@ -19,7 +19,7 @@ from playground_page import CLOSE, python_of, run_python
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
 ROOT = Path(__file__).resolve().parents[2]
-TRAINED = json.loads((ROOT / "mha_c" / "viz" / "playground" / "lecture_models.json").read_text(encoding="utf-8"))
+TRAINED = json.loads((ROOT / "mha_c" / "viz" / "playground_page" / "lecture_models.json").read_text(encoding="utf-8"))
 
 
 def trained(name):

@@ -152,7 +152,7 @@ def test_the_lecture_ends_with_what_was_seen(play, language, first):
 def texts_of_the_sources():
     """Every English text that goes through the table of words."""
     viz = ROOT / "mha_c" / "viz"
-    sources = [*(ROOT / "mha_c" / "viz" / "playground").rglob("*.js"), *viz.glob("*.js")]
+    sources = [*(ROOT / "mha_c" / "viz" / "playground_page").rglob("*.js"), *viz.glob("*.js")]
     found = set()
     for path in sources:
         if path.name != "words.js":
@@ -163,7 +163,7 @@ def texts_of_the_sources():
                 found |= set(json.loads(says))
     found |= set(
         re.findall(
-            r'name: "([^"]+)"', (ROOT / "mha_c" / "viz" / "playground" / "sources.js").read_text(encoding="utf-8")
+            r'name: "([^"]+)"', (ROOT / "mha_c" / "viz" / "playground_page" / "sources.js").read_text(encoding="utf-8")
         )
     )
     keys = (viz / "frame.js").read_text(encoding="utf-8").partition("const KEYS")[2].partition("];")[0]
@@ -175,7 +175,7 @@ def texts_of_the_sources():
 
 def test_every_text_has_its_words_in_every_language():
     table = (
-        (ROOT / "mha_c" / "viz" / "playground" / "words.js").read_text(encoding="utf-8").partition("const TABLE = ")[2]
+        (ROOT / "mha_c" / "viz" / "playground_page" / "words.js").read_text(encoding="utf-8").partition("const TABLE = ")[2]
     )
     rows = json.loads(re.sub(r",\s*\]", "]", table.partition(";\n")[0]))
     assert all(len(row) == 4 and all(row) for row in rows)
