@@ -214,7 +214,9 @@ def layer_backward(
     empty_rows: _EmptyRows,
     dropout: float,
     seed: _Seed,
-    needs: Tuple[Any, ...],  # a truth for each of three inputs, four weights, four biases, w_v (and the bias of options)
+    needs: Tuple[
+        Any, ...
+    ],  # a truth for each of three inputs, four weights, four biases, w_v (and the bias of options)
     join: bool = False,  # gradients of inputs that are one object are added up in the first one's place
     options: _Options = None,  # of the forward call; keep_mask and bias as they were
     /,

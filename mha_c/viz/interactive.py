@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
 import numpy as np
 
+from .._arguments import scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
@@ -46,6 +47,8 @@ def view(
     layer_names: Optional[Sequence[str]] = None,
     title: Optional[str] = None,
     max_bytes: int = MAX_BYTES,
+    head: Optional[int] = None,
+    query: Optional[Union[int, str]] = None,
 ) -> Page:
     """An interactive page of attention weights: all heads side by side, one head large, lines, text; no network.
 
@@ -76,6 +79,10 @@ def view(
         Title instead of the layer's type.
     max_bytes : int
         Limit for packed weights: a larger page shows fewer examples, or else joins neighbouring queries and keys.
+    head : int, optional
+        The head that is shown large first, counted from 0.  Default: head 0.
+    query : int or str, optional
+        The query that is marked first: its place, or its word.  Default: that of the largest weight below 1.
 
     Returns
     -------
@@ -90,7 +97,7 @@ def view(
     TypeError
         If `weights` has no attention weights.
     ValueError
-        If tokens or names do not fit the weights.
+        If tokens or names do not fit the weights, or there is no such head or query.
     """
     layers = collect(weights, num_heads, layer_names)
     if title is None:
@@ -115,8 +122,29 @@ def view(
         "heads": None if head_names is None else [str(name) for name in head_names],
         "notes": notes,
         "panels": encoded,
+        "chosen": _chosen(encoded[0], head, query),
     }
     return Page("view", data, _text(data, shown[0]), title, picture=lambda: _picture(shown[0]))
+
+
+def _chosen(first: dict[str, Any], head: Optional[int], query: Optional[Union[int, str]]) -> dict[str, int]:
+    """What the page begins with, in the words of view.js: of the first panel the head, and the row of the query."""
+    found: dict[str, int] = {}
+    if head is not None:
+        found["head"] = scalars.whole(head, "head", least=0)
+        if found["head"] >= first["h"]:
+            raise ValueError(f"head must lie in 0..{first['h'] - 1}, got {head}")
+    if isinstance(query, str):
+        if query not in (first["qt"] or ()):
+            words = f"the words are {' '.join(first['qt'])}" if first["qt"] else "give its place, or tokens"
+            raise ValueError(f"no query is {query!r}: {words}")
+        found["row"] = first["qt"].index(query)
+    elif query is not None:
+        row = scalars.whole(query, "query", least=0)
+        if row >= first["queries"]:
+            raise ValueError(f"query must lie in 0..{first['queries'] - 1}, or be a word, got {query}")
+        found["row"] = row // first["qStep"]
+    return found
 
 
 def _lengths(valid_lens: Any, examples: int) -> list[int]:

@@ -63,7 +63,7 @@ async function makeView(data, store) {
 async function makeApp(data, store) {
   const cache = new Map();
   const { state } = store;
-  for (const [name, start] of Object.entries(CHOSEN)) if (!(name in state)) state[name] = start;
+  for (const [name, start] of Object.entries({ ...CHOSEN, ...data.chosen })) if (!(name in state)) state[name] = start;
   for (const name of ["layer", "example"]) if (!(name in state)) state[name] = data.panels[0][name];
   let asked = 0;
   const app = Object.assign(Pen("light"), {
@@ -136,6 +136,7 @@ async function makeApp(data, store) {
       Object.assign(app, { code, panel });
       if (resized) Object.assign(state, { zoom: null, pointed: null });
       if (state.root === null) state.root = panel.k > 64; // many keys: most weights are small
+      if (state.row !== null && state.column === null) state.column = app.bestKey(app.kept().q); // a row that was asked for
       if (state.row !== null && !(resized && data.panels.length > 1)) return;
       // begin at the strongest weight, but not at a query that has one key only to look at
       const head = app.head();

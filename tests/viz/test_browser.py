@@ -316,3 +316,13 @@ def test_a_saved_page_answers_keys_at_once_and_says_so(show, weights):
     shown.press("2")
     assert shown.chosen(".mhac-card") == 2
     assert "Keys work as soon as the page is open" in shown.run("return R.querySelector('footer').textContent")
+
+
+def test_a_page_begins_at_the_head_and_the_query_that_were_asked_for(show):
+    array = np.full((3, 4, 5), 0.2)
+    array[2, 3] = [0, 0, 0.9, 0.1, 0]
+    shown = show(view(array, ("a b c d", "v w x y z"), head=2, query="d"))
+    assert shown.texts(".mhac-pair bdi") == ["d", "x"] and shown.text(".mhac-value") == "0.900"
+    assert shown.run("return R.querySelector('.mhac-card[aria-checked=true] .mhac-card-name').textContent") == "2"
+    shown = show(view(array, head=1, query=0))
+    assert shown.texts(".mhac-pair bdi") == ["0", "0"]

@@ -203,3 +203,19 @@ def test_viz_imports_neither_torch_nor_matplotlib():
         "print([name for name in ('torch', 'matplotlib', 'IPython') if name in sys.modules])"
     )
     assert children.python("-c", code).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"head": 2}, r"head must lie in 0\.\.1, got 2"),
+        ({"head": -1}, "head"),
+        ({"query": 3}, r"query must lie in 0\.\.2, or be a word, got 3"),
+        ({"query": "dog"}, "no query is 'dog': the words are the cat sat"),
+    ],
+)
+def test_a_head_or_a_query_that_is_not_there_is_refused(weights, asked, says):
+    with pytest.raises(ValueError, match=says):
+        view(weights(2, 3, 3), "the cat sat", **asked)
+    with pytest.raises(ValueError, match="give its place, or tokens"):
+        view(weights(2, 3, 3), query="cat")
