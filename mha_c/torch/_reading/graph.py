@@ -49,12 +49,12 @@ class Value:
               path from the module that was read ("attention.W_q.weight"), or "" if it is not in the module
     shape     of Size and int; a Size has a formula of the inputs' axes
     dtype, requires_grad, device    of the tensor
-    tensor    of leaves the tensor itself; of results None once the call is over, but see `Reading.tensors`
+    tensor    the tensor itself while somebody else keeps it, else None: a reading keeps no tensor alive
     users     the nodes that take it, in their order
     """
 
     __slots__ = (
-        "__weakref__", "device", "dtype", "index", "kind", "name", "node", "requires_grad", "shape", "tensor", "users"
+        "__weakref__", "device", "dtype", "index", "kind", "name", "node", "ref", "requires_grad", "shape", "users"
     )  # fmt: skip
 
     node: Optional[Node]
@@ -65,8 +65,13 @@ class Value:
     dtype: Any
     device: Any
     requires_grad: bool
-    tensor: Optional[Tensor]
+    ref: Any
     users: list[Node]
+
+    @property
+    def tensor(self) -> Optional[Tensor]:
+        found: Optional[Tensor] = self.ref()
+        return found
 
     def __repr__(self) -> str:
         made = f"{self.kind} {self.name}" if self.node is None else f"{self.node.name}#{self.node.number}"
@@ -84,11 +89,15 @@ class Node:
     results   a Value for each tensor that it gave, in their order; of a function that writes in place the new Value of what
               was written, which is Python's same tensor
     writes    the Value, before, of what it wrote in place; None of other functions
+    memory    of a function that writes: the address of what it wrote; else 0
     line      the reader's line that asked
     number    its place among the nodes
+
+    A tensor that was written through another view of its memory becomes a new Value by a Node of the name "__aliased__",
+    whose arguments are the Value before and the Value of the view that was written.
     """
 
-    __slots__ = ("args", "function", "kwargs", "line", "name", "number", "results", "writes")
+    __slots__ = ("args", "function", "kwargs", "line", "memory", "name", "number", "results", "writes")
 
     name: str
     function: Any
@@ -97,6 +106,7 @@ class Node:
     results: tuple[Value, ...]
     writes: Optional[Value]
     line: Line
+    memory: int
     number: int
 
     def values(self) -> list[Value]:
@@ -178,12 +188,12 @@ class Reading(NamedTuple):
     output      what the call gave, with a Value in the place of each tensor
     form        of the call's arguments and modes
     conditions  comparisons of sizes that decided
-    one_size    None, or why the plan is for exactly these sizes (and the line): a number followed from a size unseen
+    pinned      {Axis: Line or None} axes of inputs that must have the size they have here: a number followed from them
+                in a way that was not seen
     settings    all that Python read: `settings.still_holds()`
     effects     attributes that were set to results of the graph
     random      nodes that draw random numbers: dropout
     refused     None, or the first reason why the reading is not whole: nothing may be computed in its place
-    tensors     {Value: Tensor} of results, weakly: what still lives
     """
 
     name: str
@@ -191,16 +201,16 @@ class Reading(NamedTuple):
     output: Any
     form: Form
     conditions: list[Condition]
-    one_size: Optional[Reason]
+    pinned: dict[Axis, Optional[Line]]
     settings: Any
     effects: list[Effect]
     random: list[Node]
     refused: Optional[Reason]
-    tensors: Any
 
     def holds_for(self, sizes: Mapping[Axis, int]) -> bool:
         """Whether calls of its form with inputs of these sizes compute the same graph."""
-        if self.one_size is not None and any(sizes.get(axis) != n for axis, n in self.sizes().items()):
+        own = self.sizes()
+        if any(sizes.get(axis) != own.get(axis) for axis in self.pinned):
             return False
         return all(condition.holds(sizes) for condition in self.conditions)
 

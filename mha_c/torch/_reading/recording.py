@@ -1,0 +1,271 @@
+"""The mode that notes what torch is asked: nodes, values, lines; and sizes as formulas."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from .functions import DATA, DROPOUT, FACTS, SILENT, is_pure, name_of, writes
+from .graph import Line, Node, Reason, Value
+from .shapes import product, shapes_of
+from .sizes import Axis, Log, Ratio, Size, plain
+
+# Whose lines no reader has written.
+TORCH = str(Path(torch.__file__).parent) + "/"
+OURS = str(Path(__file__).parents[2]) + "/"
+_theirs: dict[str, bool] = {}
+
+
+def is_theirs(file: str) -> bool:
+    """Whether a file is torch's or ours."""
+    found = _theirs.get(file)
+    if found is None:
+        normal = file.replace("\\", "/")
+        found = normal.startswith((TORCH.replace("\\", "/"), OURS.replace("\\", "/"))) or file.startswith("<frozen")
+        found = _theirs[file] = found or "/einops/" in normal
+    return found
+
+
+def line_of(frame: Any) -> Line:
+    """The nearest line outside torch and mha_c."""
+    while frame is not None and is_theirs(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return Line("", 0, "")
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+class Recorder:
+    """What is noted of one call.  `call` is what stands in the place of each of torch's functions."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.leaves: list[Value] = []
+        self.refused: Optional[Reason] = None
+        self.lines: dict[Any, Line] = {}  # of what sizes decided
+        self.log = Log(self._told)
+        self.grad_enabled = torch.is_grad_enabled()
+        self.modes = modes_now()
+        self.reads_requires_grad = False
+        self._known: dict[int, tuple[Any, Value]] = {}  # id of a tensor: (weak reference, its Value now)
+        self._versions: dict[int, int] = {}
+        self._own_memory: set[int] = set()  # of inputs and leaves: nobody may write there
+        self.inside = False
+
+    def refuse(self, words: str, line: Optional[Line] = None) -> None:
+        """The first reason stays."""
+        if self.refused is None:
+            self.refused = Reason(words, line if line is not None else line_of(sys._getframe(1)))
+
+    def _told(self, what: Any) -> None:
+        self.lines.setdefault(what, line_of(sys._getframe(2)))
+
+    # --- Values -------------------------------------------------------------------------------------------
+
+    def input(self, name: str, tensor: Tensor) -> Value:
+        """The Value of an argument."""
+        return self._leaf(tensor, "input", name, [Size(n, Axis(name, i), self.log) for i, n in enumerate(tensor.shape)])
+
+    def _leaf(self, tensor: Tensor, kind: str, name: str, shape: Any) -> Value:
+        value = self._valued(tensor, kind, name, shape)
+        self.leaves.append(value)
+        memory = memory_of(tensor)
+        if memory:
+            self._own_memory.add(memory)
+        return value
+
+    def _valued(self, tensor: Tensor, kind: str, name: str, shape: Any) -> Value:
+        value = Value()
+        value.node, value.index, value.kind, value.name = None, 0, kind, name
+        value.shape, value.dtype, value.device = tuple(shape), tensor.dtype, tensor.device
+        value.requires_grad, value.users = tensor.requires_grad, []
+        value.ref = weakref.ref(tensor)
+        self._known[id(tensor)] = value.ref, value
+        self._versions[id(tensor)] = version_of(tensor)
+        return value
+
+    def value_of(self, tensor: Tensor) -> Value:
+        """The Value that a tensor is now."""
+        known = self._known.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            return self._leaf(tensor, "constant", "", tensor.shape)
+        value = known[1]
+        if version_of(tensor) != self._versions[id(tensor)]:
+            value = self._written_elsewhere(tensor, value)
+        return value
+
+    def known(self, tensor: Tensor) -> Optional[Value]:
+        """The same, or None of a tensor that the call has not met."""
+        found = self._known.get(id(tensor))
+        return self.value_of(tensor) if found is not None and found[0]() is tensor else None
+
+    def _written_elsewhere(self, tensor: Tensor, before: Value) -> Value:
+        """It was written through a view of it, or it is a view of what was written: by which, the walk must find."""
+        memory = memory_of(tensor)
+        nodes = [n for n in reversed(self.nodes) if n.writes is not None and n.memory == memory]
+        if not nodes:
+            self.refuse("a tensor was changed in a way that no function of torch shows")
+            node = self._node("__aliased__", None, (before,), {}, line_of(sys._getframe(3)))
+        else:
+            node = self._node("__aliased__", None, (before, nodes[0].results[0]), {}, nodes[0].line)
+        value = self._result(tensor, node, 0, before.shape)
+        node.results = (value,)
+        return value
+
+    def _result(self, tensor: Tensor, node: Node, index: int, shape: Any) -> Value:
+        value = self._valued(tensor, "result", "", shape)
+        value.node, value.index = node, index
+        return value
+
+    def _node(self, name: str, function: Any, args: Any, kwargs: Any, line: Line) -> Node:
+        node = Node()
+        node.name, node.function, node.args, node.kwargs, node.line = name, function, args, kwargs, line
+        node.writes, node.results, node.number, node.memory = None, (), len(self.nodes), 0
+        self.nodes.append(node)
+        for value in node.values():
+            value.users.append(node)
+        return node
+
+    # --- Calls --------------------------------------------------------------------------------------------
+
+    def call(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """The result of one of torch's functions, which is noted."""
+        name, reflected = name_of(function)
+        if name in FACTS:
+            return self._fact(name, function, args, kwargs)
+        if name in SILENT:
+            return function(*args, **kwargs)
+        line = line_of(sys._getframe(2))
+        noted_args, noted_kwargs = self._noted(args), self._noted(kwargs)
+        if reflected and len(noted_args) == 2:
+            noted_args = noted_args[::-1]
+        before = self._check(name, args, kwargs, line)
+        made = function(*_stripped(args), **_stripped(kwargs))
+        node = self._node(name, function, tuple(noted_args), noted_kwargs, line)
+        tensors = _tensors_in(made)
+        if before is not None:
+            node.writes, tensors = self._known[id(args[0])][1], [args[0]]
+            node.memory = memory_of(args[0])
+        shapes = self._shapes(name, noted_args, noted_kwargs, tensors)
+        node.results = tuple(self._result(x, node, i, s) for i, (x, s) in enumerate(zip(tensors, shapes)))
+        return made
+
+    def _shapes(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> list[Any]:
+        sizes = [tuple(x.shape) for x in tensors]
+        if is_pure(name):
+            return shapes_of(name, args, kwargs, sizes, self.log)
+        return list(sizes)
+
+    def _check(self, name: str, args: Any, kwargs: Any, line: Line) -> Any:
+        """Refuse what no reading can hold; the tensor that is written in place, or None."""
+        if modes_now() != self.modes:
+            self.refuse("gradients, or autocast, are switched on or off on the way", line)
+        if name in DATA or (name in ("type",) and len(args) < 2 and not kwargs):
+            self.refuse("the numbers of a tensor decide, or leave torch", line)
+        elif not is_pure(name):
+            self.refuse(f"torch's {name or function_words(args)} is none of the functions that can be read", line)
+        elif kwargs.get("out") is not None:
+            self.refuse("out= writes into another tensor", line)
+        elif name in DROPOUT and name.endswith("_"):
+            self.refuse("dropout_ is not read", line)
+        in_place = writes(name) or (bool(kwargs.get("inplace")) and name != "dropout") or (
+            name == "dropout" and bool(kwargs.get("inplace") or (len(args) > 3 and args[3])))  # fmt: skip
+        if not in_place or not args or not isinstance(args[0], Tensor):
+            return None
+        if memory_of(args[0]) in self._own_memory:
+            self.refuse("an input, a parameter or a table is written in place", line)
+        return args[0]
+
+    def _fact(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
+        found = function(*_stripped(args), **_stripped(kwargs))
+        tensor = args[0] if args else kwargs.get("self", kwargs.get("input"))
+        if not isinstance(tensor, Tensor):
+            return found
+        if name == "requires_grad":
+            self.reads_requires_grad = True
+        elif name in ("shape", "size"):
+            shape = self.value_of(tensor).shape
+            axis = args[1] if len(args) > 1 else kwargs.get("dim")
+            return shape[axis] if axis is not None else torch.Size(shape)
+        elif name in ("numel", "nelement"):
+            return product(self.value_of(tensor).shape)
+        elif name == "__len__":  # Python wants a plain number
+            size = self.value_of(tensor).shape[0]
+            if isinstance(size, Size):
+                self.log.pin(size.formula)
+        return found
+
+    def _noted(self, found: Any) -> Any:
+        """The arguments with Values in the place of tensors."""
+        if isinstance(found, Tensor):
+            return self.value_of(found)
+        kind = type(found)
+        if kind is tuple or kind is list or kind is torch.Size:
+            return [self._noted(x) for x in found] if kind is list else tuple([self._noted(x) for x in found])
+        if kind is dict:
+            return {name: self._noted(x) for name, x in found.items()}
+        if kind is slice:
+            return slice(*[self._noted(x) for x in (found.start, found.stop, found.step)])
+        if isinstance(found, (tuple, list)):
+            return tuple(self._noted(x) for x in found)
+        return found
+
+
+def function_words(args: Any) -> str:
+    return "function without a name"
+
+
+def modes_now() -> tuple[Any, ...]:
+    """What changes the meaning of each function."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasting()
+
+
+def _autocasting() -> Any:
+    from .._private import autocasting_anywhere
+
+    return bool(autocasting_anywhere())
+
+
+def version_of(tensor: Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:  # of inference mode
+        return -1
+
+
+def memory_of(tensor: Tensor) -> int:
+    """The address of its storage; 0 where it has none."""
+    try:
+        storage: Any = getattr(tensor, "untyped_storage", tensor.storage)()
+        return int(storage.data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _tensors_in(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    if isinstance(found, (tuple, list)):
+        return [x for part in found for x in _tensors_in(part)]
+    return []
+
+
+def _stripped(found: Any) -> Any:
+    """The arguments with plain numbers in the place of sizes."""
+    kind = type(found)
+    if kind is Size or kind is Ratio:
+        return plain(found)
+    if kind is tuple or kind is torch.Size:
+        return kind([_stripped(x) for x in found])
+    if kind is list:
+        return [_stripped(x) for x in found]
+    if kind is dict:
+        return {name: _stripped(x) for name, x in found.items()}
+    if kind is slice:
+        return slice(_stripped(found.start), _stripped(found.stop), _stripped(found.step))
+    return found

@@ -1,0 +1,437 @@
+"""Which lines of Python a call runs, what they read off what, which functions of C they call, and what they set.
+
+Python itself tells of each line before it runs (`sys.settrace`) and of each function of C (`sys.setprofile`); what a line
+reads stands in its bytecode.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import functools
+import itertools
+import math
+import operator
+import os
+import sys
+import threading
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .bytecode import Chain, Constant, LineFacts, Mixed, facts_of
+from .functions import DATA, FACTS, SILENT, is_pure, name_of
+from .graph import Line
+from .recording import Recorder, is_theirs
+from .settings import MISSING, UNSEEN, CannotKeep, Settings
+from .sizes import Axis, Ratio, Size, formula_of
+
+_MODULE_FILE = nn.Module.__setattr__.__code__.co_filename
+_LAYERS = _MODULE_FILE.rpartition("module.py")[0]
+# Where records are made while the reader's lines run: Python writes the functions that make them.
+_RECORDS = Size.__new__.__code__.co_filename, Recorder.__init__.__code__.co_filename
+# Functions of nn.Module that change nothing; others of that file, when a reader calls them, do.
+_HARMLESS = frozenset((
+    "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__setattr__", "children", "named_children", "modules",
+    "named_modules", "parameters", "named_parameters", "buffers", "named_buffers", "_named_members", "get_submodule",
+    "get_parameter", "get_buffer", "__dir__", "inner", "remove_from", "<lambda>", "<genexpr>", "<listcomp>", "_get_name",
+    "_maybe_warn_non_full_backward_hook", "__init__", "__contains__", "__iter__", "__len__", "result_hooks",
+))  # fmt: skip
+_PURE = frozenset((
+    "len", "isinstance", "issubclass", "min", "max", "sum", "abs", "all", "any", "sorted", "hasattr", "getattr", "iter", "next",
+    "callable", "divmod", "round", "pow", "chr", "ord", "format", "repr", "hash", "bin", "hex", "ascii", "__build_class__",
+))  # fmt: skip
+# Those to which a size goes unseen: what they give is a plain number, or a range.
+_TAKE_SIZES = frozenset((math.log, math.log2, math.log10, math.isqrt, math.gcd, math.factorial, math.comb, math.perm,
+                         math.ldexp, math.fsum, math.hypot, math.dist, math.pow, math.fmod, math.copysign,
+                         range, slice, itertools.islice, itertools.repeat, itertools.count, bytes, bytearray))  # fmt: skip
+_KINDS = (
+    str, bytes, tuple, int, float, complex, range, dict, list, set, frozenset, slice, collections.deque, type, property,
+    type(dict().keys()), type(dict().values()), type(dict().items()), type(iter(())), type(_ for _ in ()), MethodType, FunctionType,
+    torch.Size, torch.dtype, torch.device, np.generic, np.ndarray, staticmethod, super, BaseException, torch.finfo,
+)  # fmt: skip
+_CHANGE = frozenset((
+    "append", "extend", "insert", "pop", "clear", "update", "setdefault", "add", "remove", "discard", "popitem", "appendleft",
+    "extendleft", "popleft", "sort", "reverse", "rotate", "__setitem__", "__delitem__", "__iadd__", "move_to_end", "__setattr__",
+    "difference_update", "intersection_update", "symmetric_difference_update", "__delattr__", "fill", "put", "resize", "setflags",
+    "itemset", "partition",
+))  # fmt: skip
+_LIBRARIES = ("math", "operator", "_operator", "itertools", "functools", "_functools", "collections", "_collections", "_abc", "cmath",
+              "typing", "_typing")  # fmt: skip
+_TORCH_ASKS = frozenset((
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype", "is_autocast_cpu_enabled",
+    "_get_tracing_state", "is_anomaly_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype",
+    "is_floating_point", "_jit_get_", "_is_tracing", "numel", "is_tensor",
+))  # fmt: skip
+_PLAIN_TYPES = frozenset((
+    int, float, bool, str, list, dict, tuple, set, frozenset, enumerate, zip, map, filter, reversed, super, type, property,
+    object, complex, range, slice, bytes, collections.OrderedDict, collections.defaultdict, collections.deque, functools.partial,
+    staticmethod, classmethod, torch.Size, torch.device, torch.dtype, torch.finfo, torch.iinfo, Tensor, nn.Parameter,
+    itertools.chain, itertools.product, itertools.zip_longest, itertools.islice, itertools.repeat, itertools.accumulate,
+    itertools.starmap, itertools.combinations, itertools.permutations, itertools.takewhile, operator.itemgetter,
+    operator.attrgetter, MethodType, FunctionType, ModuleType, BuiltinFunctionType, type(None), type(Ellipsis),
+))  # fmt: skip
+
+
+class Written:
+    """An attribute that the call set."""
+
+    __slots__ = ("before", "line", "name", "names", "owner", "read")
+
+    def __init__(self, owner: Any, names: dict[str, Any], name: str, before: Any, line: Line, read: bool) -> None:
+        self.owner, self.names, self.name, self.before, self.line, self.read = owner, names, name, before, line, read
+
+
+class Tracer:
+    """Between `start()` and `stop()` all Python that this thread runs, outside torch, is read."""
+
+    def __init__(self, recorder: Recorder, settings: Settings) -> None:
+        self.recorder, self.settings = recorder, settings
+        self.codes: dict[int, CodeType] = {}  # that ran
+        self.written: dict[tuple[int, str], Written] = {}
+        self.changed: list[tuple[Any, Line, str]] = []  # containers
+        self.unseen_stores: dict[tuple[str, int], Line] = {}  # an owner was not seen
+        self.unseen_items: dict[tuple[str, int], Line] = {}
+        self.loose: dict[str, None] = {}
+        self.thread = threading.get_ident()
+        self.wholes: dict[int, Any] = {}  # objects of which any attribute may have been read
+        self.fresh: dict[int, Any] = {}  # objects that the call has made
+        self._floats: list[tuple[int, bool]] = []
+
+    def start(self) -> None:
+        sys.setprofile(self._profile)
+        sys.settrace(self._trace)
+
+    def stop(self) -> None:
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def line_of(self, frame: FrameType) -> Line:
+        return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+    # --- Events ---------------------------------------------------------------------------------------------
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        file = code.co_filename
+        if self.recorder.inside:
+            return None
+        if is_theirs(file):
+            if file == _MODULE_FILE:
+                self._of_module(frame, code.co_name)
+            if not file.startswith(_LAYERS) or code.co_name not in ("forward", "_conv_forward"):
+                return None
+        elif _is_standard(file) and self._is_of_torch(frame.f_back):
+            return None
+        elif file == "<string>" and frame.f_back is not None and frame.f_back.f_code.co_filename in _RECORDS:
+            return None
+        try:
+            self._entered(frame, code)
+        except CannotKeep as why:
+            self.recorder.refuse(str(why), self.line_of(frame))
+        return self._local
+
+    def _is_of_torch(self, frame: Any) -> bool:
+        """Whether torch has called what runs in this frame of Python's own library."""
+        while frame is not None and _is_standard(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame is None or is_theirs(frame.f_code.co_filename)
+
+    def _local(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            facts = facts_of(frame.f_code).get(frame.f_lineno)
+            if facts is not None:
+                try:
+                    self._line(frame, facts)
+                except CannotKeep as why:
+                    self.recorder.refuse(str(why), self.line_of(frame))
+        elif event == "exception" and not issubclass(arg[0], (StopIteration, GeneratorExit, AttributeError)):
+            self.recorder.refuse(f"{arg[0].__name__} is raised", self.line_of(frame))
+        return self._local
+
+    def _entered(self, frame: FrameType, code: CodeType) -> None:
+        self.codes[id(code)] = code
+        if code.co_argcount:
+            owner = frame.f_locals.get(code.co_varnames[0])
+            if code.co_name == "__init__" and id(owner) not in self.settings.met:
+                self.fresh[id(owner)] = owner
+            if isinstance(owner, nn.Module):
+                self._entered_module(owner, code)
+            elif owner is not None and not isinstance(owner, Tensor) and hasattr(type(owner), code.co_name):
+                self.settings.kind(type(owner))
+
+    def _entered_module(self, module: nn.Module, code: CodeType) -> None:
+        self.settings.meet(module)
+        self.settings.attribute(module, code.co_name)
+        if code.co_name == "forward":
+            names = module.__dict__
+            for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+                if hooks in names:
+                    self.settings.name(names, hooks)
+
+    def _of_module(self, frame: FrameType, name: str) -> None:
+        """A function of torch's module.py that somebody calls."""
+        if name == "__init__":
+            owner = frame.f_locals["self"]
+            if id(owner) not in self.settings.met:
+                self.fresh[id(owner)] = owner
+        elif name == "__setattr__":
+            given = frame.f_locals
+            self._sets(given["self"], given["name"], self._caller(frame))
+        elif name not in _HARMLESS and frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
+            self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame))
+
+    def _caller(self, frame: Any) -> Line:
+        while frame is not None and is_theirs(frame.f_code.co_filename):
+            frame = frame.f_back
+        return Line("", 0, "") if frame is None else self.line_of(frame)
+
+    # --- What a line does -----------------------------------------------------------------------------------
+
+    def _line(self, frame: FrameType, facts: LineFacts) -> None:
+        local = frame.f_locals
+        found: dict[Chain, Any] = {}
+        for chain in facts.reads:
+            found[chain] = self._value(frame, local, chain, found)
+        self.loose.update(facts.loose)
+        for owner, name, how in facts.looked:
+            self._looked(frame, found, owner, name)
+        for owner, name in facts.stores:
+            self._stores(frame, found.get(owner) if owner else UNSEEN, name)
+        for owner in facts.items:
+            self._sets_item(frame, found.get(owner) if owner else UNSEEN)
+        for callee, arguments in facts.calls:
+            self._calls(frame, found, found.get(callee), arguments)
+        for owner, index in facts.indexed:
+            self._indexes(found, found.get(owner), index)
+        if facts.outside:
+            self._changes_outside(frame, facts.outside)
+
+    def _value(self, frame: FrameType, local: Any, chain: Chain, found: dict[Chain, Any]) -> Any:
+        if chain.attributes:
+            owner = found.get(Chain(chain.kind, chain.name, chain.attributes[:-1]), UNSEEN)
+            name = chain.attributes[-1]
+            if owner is UNSEEN or owner is MISSING:
+                self.loose[name] = None
+                return UNSEEN
+            return self._attribute(owner, name, frame)
+        if chain.kind == "global":
+            return self._global(frame, chain.name)
+        value = local.get(chain.name, MISSING)
+        if chain.kind == "cell" and chain.name in frame.f_code.co_freevars:
+            self.settings.meet(value, chain.name)
+        return value
+
+    def _attribute(self, owner: Any, name: str, frame: FrameType) -> Any:
+        if (id(owner), name) in self.written:
+            return getattr(owner, "__dict__", {}).get(name, UNSEEN)
+        kind = type(owner)
+        if kind in _VALUE_TYPES:
+            return UNSEEN
+        found = self.settings.attribute(owner, name)
+        self._check(found, name, frame)
+        return found
+
+    def _global(self, frame: FrameType, name: str) -> Any:
+        names = frame.f_globals
+        if name in names:
+            found = self.settings.name(names, name)
+            self._check(found, name, frame)
+            return found
+        found = frame.f_builtins.get(name, MISSING)
+        self.settings.name(names, name)  # missing there
+        if found is not MISSING and getattr(builtins, name, None) is not found:
+            self.settings.name(frame.f_builtins, name)
+        return found
+
+    def _check(self, found: Any, name: str, frame: FrameType) -> None:
+        """Refuse what hides what it reads."""
+        kind = type(found)
+        if isinstance(found, functools._lru_cache_wrapper):
+            self.recorder.refuse(f"{name} keeps results of earlier calls", self.line_of(frame))
+        elif isinstance(found, type) and found not in _PLAIN_TYPES and not found.__flags__ & (1 << 9):
+            if found.__module__ not in ("builtins", "torch", "numpy", "collections", "types", "torch._C"):
+                self.recorder.refuse(f"{name} is a class of C that is not known", self.line_of(frame))
+        elif kind.__module__ in ("_thread", "_io", "_random", "numpy.random.mtrand", "numpy.random._generator"):
+            self.loose[name] = None
+
+    def _looked(self, frame: FrameType, found: Any, owner: Any, name: Any) -> None:
+        thing = found.get(owner, UNSEEN) if owner is not None else UNSEEN
+        if name is not None:
+            if thing is UNSEEN:
+                self.loose[name.value] = None
+            elif type(thing) not in _VALUE_TYPES and (id(thing), name.value) not in self.written:
+                self.settings.attribute(thing, name.value)
+        elif thing is UNSEEN or isinstance(thing, type):
+            self.recorder.refuse("an attribute is looked up by a name that is made on the way", self.line_of(frame))
+        elif not isinstance(thing, Tensor):
+            self.wholes[id(thing)] = thing
+
+    # --- What it changes ------------------------------------------------------------------------------------
+
+    def _stores(self, frame: FrameType, owner: Any, name: str) -> None:
+        line = self.line_of(frame)
+        if owner is UNSEEN or owner is MISSING or owner is None:
+            self.unseen_stores[line.file, line.number] = line
+        elif isinstance(owner, Tensor):
+            self.recorder.refuse(f"{name} of a tensor is set", line)
+        elif isinstance(owner, nn.Module) and type(owner).__setattr__ is nn.Module.__setattr__:
+            pass  # its own function tells
+        else:
+            self._sets(owner, name, line)
+
+    def _sets(self, owner: Any, name: str, line: Line) -> None:
+        """An attribute will be set: `before` is what it is until then."""
+        self.unseen_stores.pop((line.file, line.number), None)
+        key = id(owner), name
+        if key in self.written:
+            return
+        names = getattr(owner, "__dict__", None)
+        if names is None or isinstance(owner, type):
+            self.recorder.refuse(f"{name} of {type(owner).__name__} is set", line)
+            return
+        stores = [names] + [names[x] for x in ("_parameters", "_buffers", "_modules") if isinstance(owner, nn.Module)]
+        store = next((x for x in stores if name in x), names)
+        read = any(self.settings.has_name(x, name) for x in stores)
+        self.written[key] = Written(owner, store, name, store.get(name, MISSING), line, read)
+
+    def _sets_item(self, frame: FrameType, owner: Any) -> None:
+        line = self.line_of(frame)
+        if owner is UNSEEN or owner is MISSING:
+            self.unseen_items[line.file, line.number] = line
+        elif not isinstance(owner, Tensor):
+            self.changed.append((owner, line, "an item is set"))
+
+    def _changes_outside(self, frame: FrameType, words: list[str]) -> None:
+        for each in words:
+            outer = each.startswith("a name of an outer function")
+            inside = outer and any(frame.f_code in code.co_consts for code in self.codes.values())
+            if not inside:
+                self.recorder.refuse(each, self.line_of(frame))
+
+    # --- Sizes that go unseen -------------------------------------------------------------------------------
+
+    def _calls(self, frame: FrameType, found: Any, callee: Any, arguments: Any) -> None:
+        try:
+            takes = callee in _TAKE_SIZES
+        except TypeError:  # no hash
+            return
+        if takes or isinstance(callee, np.ufunc) or (str(getattr(callee, "__module__", "")).split(".")[0] == "numpy"):
+            for each in arguments if arguments is not None else [UNSEEN]:
+                self._pin(found, each)
+
+    def _indexes(self, found: Any, owner: Any, index: Any) -> None:
+        if type(owner) in (list, tuple, str, bytes, range) and not isinstance(index, Constant):
+            self._pin(found, index)
+
+    def _pin(self, found: Any, given: Any) -> None:
+        """A size may be in what is given."""
+        if isinstance(given, Constant):
+            return
+        if isinstance(given, Mixed):
+            for part in given.parts:
+                self._pin(found, part)
+            return
+        value = found.get(given, UNSEEN) if isinstance(given, Chain) else UNSEEN
+        if isinstance(value, (Size, Ratio)):
+            self.recorder.log.pin(formula_of(value))
+        elif value is UNSEEN:
+            self.pin_all()
+
+    def pin_all(self) -> None:
+        for leaf in self.recorder.leaves:
+            if leaf.kind == "input":
+                for i in range(len(leaf.shape)):
+                    self.recorder.log.pin(Axis(leaf.name, i))
+
+    # --- Functions of C -------------------------------------------------------------------------------------
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event[0] != "c" or event == "call" or self.recorder.inside:
+            return
+        file = frame.f_code.co_filename
+        if is_theirs(file) or (_is_standard(file) and self._is_of_torch(frame)):
+            return
+        if event == "c_call":
+            self._native(frame, arg)
+        elif event == "c_return" and self._floats:
+            floats, ratios = self._floats.pop()
+            if ratios and floats == self.recorder.log.floats:
+                self.pin_all()  # a Ratio may have gone in
+
+    def _native(self, frame: FrameType, function: Any) -> None:
+        name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+        if isinstance(owner, ModuleType):
+            known = self._of_library(frame, owner.__name__, name, function)
+        elif isinstance(owner, Tensor) or owner is _TORCH or getattr(owner, "__module__", "") == "torch._C":
+            plain_name = name_of(function)[0]
+            known = is_pure(plain_name) or plain_name in FACTS or plain_name in DATA or plain_name in SILENT
+            known = known or name in _TORCH_ASKS or not isinstance(owner, Tensor)
+        elif isinstance(owner, _KINDS):
+            known = True
+            if name in _CHANGE and not isinstance(owner, type):
+                self.changed.append((owner, self.line_of(frame), f"{name}()"))
+            elif isinstance(owner, torch.Size) and name == "numel":
+                self.pin_all()
+            elif name in ("__setattr__", "__delattr__", "mro", "__set__"):
+                known = False
+        elif owner is None:
+            known = getattr(function, "__objclass__", None) in (object, type, dict, list, tuple, str)
+        else:
+            known = isinstance(owner, _ITERATORS) or type(owner).__module__ in (
+                "re",
+                "itertools",
+                "_operator",
+                "functools",
+            )
+            known = known or (
+                type(owner).__flags__ & (1 << 9) and name in ("__init__", "__init_subclass__", "__enter__")
+            )
+            if name in _CHANGE:  # of a reader's subclass of list or dict
+                self.changed.append((owner, self.line_of(frame), f"{name}()"))
+                known = isinstance(owner, (dict, list, set, collections.deque))
+        if not known:
+            words = getattr(function, "__qualname__", name)
+            self.recorder.refuse(f"what {words}() reads and does is not known", self.line_of(frame))
+
+    def _of_library(self, frame: FrameType, library: str, name: str, function: Any) -> bool:
+        if library == "math":
+            self._floats.append((self.recorder.log.floats, self.recorder.log.ratios))
+        if library == "builtins":
+            return name in _PURE
+        if library.startswith("torch"):
+            plain_name = name_of(function)[0]
+            return is_pure(plain_name) or plain_name in FACTS | DATA | SILENT or name in _TORCH_ASKS
+        return library in _LIBRARIES or (library.startswith("numpy") and not library.startswith("numpy.random"))
+
+
+_TORCH = getattr(torch.matmul, "__self__", None)  # whose functions are torch's own
+_STANDARD = sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)
+_standard: dict[str, bool] = {}
+
+
+def _is_standard(file: str) -> bool:
+    """Whether it is a file of Python's own library, or of a record."""
+    found = _standard.get(file)
+    if found is None:
+        found = file.startswith(_STANDARD) and "site-packages" not in file
+        _standard[file] = found
+    return found
+
+
+_ITERATORS = (
+    type(iter([])),
+    type(iter({})),
+    type(iter("")),
+    type(iter(range(0))),
+    zip,
+    map,
+    enumerate,
+    filter,
+    reversed,
+)
+_VALUE_TYPES = frozenset((int, float, str, bool, type(None), bytes, Size, Ratio, list, dict, tuple, set, torch.Size, torch.dtype,
+                          torch.device, complex, range, slice))  # fmt: skip

@@ -1,0 +1,53 @@
+"""What a call of somebody's lines computed, read while they ran."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import converted  # noqa: E402
+from mha_c.torch._reading.graph import Value, walked  # noqa: E402
+from mha_c.torch._reading.reading import read, why_not  # noqa: E402
+from mha_c.torch._reading.sizes import Axis  # noqa: E402
+from own_attention import ZOO  # noqa: E402
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+
+@pytest.fixture(params=ZOO)
+def one_of_the_zoo(request):
+    make, calls = ZOO[request.param]
+    torch.manual_seed(0)
+    module = make()
+    args, named = converted.split(calls[0])
+    with torch.no_grad():
+        module(*args, **named)  # lazy layers get their sizes
+    return module, calls
+
+
+def test_right_classes_are_read_whole(one_of_the_zoo):
+    module, calls = one_of_the_zoo
+    for call in calls:
+        args, named = converted.split(call)
+        wanted = module(*args, **named)
+        found, reading = read(module, tuple(args), named)
+        assert reading.refused is None
+        for a, b in zip(converted.tensors(found), converted.tensors(wanted)):
+            assert torch.equal(a, b)
+        assert reading.settings.still_holds() and reading.holds_for(reading.sizes())
+        given = [x for x in walked(reading.output) if isinstance(x, Value)]
+        assert [tuple(map(int, x.shape)) for x in given] == [tuple(x.shape) for x in converted.tensors(found)]
+
+
+def test_sizes_are_formulas_of_the_inputs():
+    def heads(x, n):
+        return x.reshape(x.shape[0], x.shape[1], n, -1).transpose(1, 2)
+
+    def scores(x):
+        assert x.shape[1] <= 256
+        return heads(x, 2) @ heads(x, 2).mT
+
+    _, reading = read(scores, (torch.randn(3, 5, 8),))
+    shape = reading.graph.nodes[-1].results[0].shape
+    assert [getattr(n, "formula", n) for n in shape] == [Axis("x", 0), 2, Axis("x", 1), Axis("x", 1)]
+    assert [bool(c.holds({Axis("x", 1): n})) for c in reading.conditions for n in (256, 257)] == [True, False]
+    assert reading.holds_for({Axis("x", 0): 7, Axis("x", 1): 100, Axis("x", 2): 8})
