@@ -1,7 +1,7 @@
-"""The page of `mha_c playground`: the core as WebAssembly, the scripts of playground_page/ and those it shares with `view`.
+"""The page of `mha_c playground`: the core as WebAssembly, the scripts of playground_page/, and those shared with `view`.
 
-`playground_page/core.wasm` is compiled by `make playground` from tools/playground.c and the core's own sources.  This module
-uses nothing but page.py, so that tools/playground.py can load both without the extension and NumPy.
+`playground_page/core.wasm` is compiled by `make playground` from tools/playground.c and the core's own sources.  This
+module uses nothing but page.py, so that tools/playground.py can load both without the extension and NumPy.
 """
 
 from __future__ import annotations

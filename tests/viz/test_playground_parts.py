@@ -175,7 +175,9 @@ def texts_of_the_sources():
 
 def test_every_text_has_its_words_in_every_language():
     table = (
-        (ROOT / "mha_c" / "viz" / "playground_page" / "words.js").read_text(encoding="utf-8").partition("const TABLE = ")[2]
+        (ROOT / "mha_c" / "viz" / "playground_page" / "words.js")
+        .read_text(encoding="utf-8")
+        .partition("const TABLE = ")[2]
     )
     rows = json.loads(re.sub(r",\s*\]", "]", table.partition(";\n")[0]))
     assert all(len(row) == 4 and all(row) for row in rows)
