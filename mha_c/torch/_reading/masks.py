@@ -1,0 +1,307 @@
+"""What a mask on the scores means: where it hides, adds, and what it was made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Optional
+
+import torch
+
+from .graph import Line, Node, Value
+from .tables import INF, Band, Linear, Pick, Tables
+from .views import CASTS, ONE, Mixes, Product, View, Views
+
+Place = tuple[tuple[str, Product], ...]  # the letters along one axis, the outermost first, with their sizes
+
+
+class Mask(NamedTuple):
+    """What was done to the scores before the softmax, beside scaling.
+
+    sense    "hide": where `value` is True (not 0), scores become `fill`; "keep": where it is False (0);
+             "add": `value` is added;
+             "lengths": keys from `value` + `offset` on are hidden;
+             "causal": query i sees keys up to i + `offset`;
+             "window": query i sees keys from i + `offset` on;
+             "band": any other set of distances key - query is hidden: `spans`
+    value    None of "causal", "window" and "band"; else a Value as the lines had it before views and comparisons with 0:
+             an input, a table (a leaf), or any result
+    axes     for each axis of `value` the letters that go along it: "b", "h", "q", "k", "bh", or "" (size 1); a letter "b"
+             may stand on several axes
+    fill     the number that hidden scores become, or that is added to them where `added`
+    added    whether the fill was added, not put in their place
+    factor   what was multiplied by afterwards, as `fill` is already: of "add"
+    offset   a number
+    spans    of "band": pairs (first, last) of key - query, which are hidden
+    constant whether `value` hangs on no input's numbers
+    shape    of scores where it was put on, and `letters` of its axes
+    tables   leaves whose contents were read whole for this
+    """
+
+    sense: str
+    value: Optional[Value]
+    axes: tuple[str, ...]
+    fill: float
+    added: bool
+    factor: Any
+    offset: Any
+    spans: tuple[tuple[float, float], ...]
+    constant: bool
+    line: Line
+    tables: tuple[Value, ...] = ()
+
+
+class Unclear(Exception):
+    """What is none of a mask's forms, with the node."""
+
+    def __init__(self, words: str, node: Optional[Node] = None) -> None:
+        super().__init__(words)
+        self.words, self.node = words, node
+
+
+class Masks:
+    """Reads the masks of one reading."""
+
+    def __init__(self, views: Views, tables: Tables) -> None:
+        self.views, self.tables = views, tables
+
+    def hiding(self, cond: Value, truth: bool, places: tuple[Place, ...], fill: float, added: bool, node: Node) -> list[Mask]:
+        """Scores are hidden where `cond` is `truth`; `places` are the letters along the axes of the scores."""
+        places = places[len(places) - len(cond.shape) :]
+        found = self._condition(cond, truth, self._own_places(cond, places), node)
+        return [mask._replace(fill=fill, added=added, line=node.line) for mask in found]
+
+    def adding(self, value: Value, places: tuple[Place, ...], factor: Any, node: Node) -> list[Mask]:
+        """The value is added to the scores, and then multiplied by `factor`."""
+        places = self._own_places(value, places[len(places) - len(value.shape) :])
+        said = self.tables.of(value)
+        if isinstance(said, Pick) and 0 in (said.inside, said.outside):
+            hides = said.inside if said.outside == 0 else said.outside
+            spans = said.band.spans if said.outside == 0 else said.band.without().spans
+            if hides < -1e3 or hides == -INF:
+                band = said.band._replace(spans=spans)
+                return [m._replace(fill=hides * factor, added=True, line=node.line) for m in self._banded(band, places, node)]
+        found = self._added_condition(value, places, factor, node)
+        if found is not None:
+            return found
+        root, axes = self._root(value, places)
+        constant = self.tables.is_constant(value)
+        return [Mask("add", root, axes, 0.0, True, factor, 0, (), constant, node.line)]
+
+    def _added_condition(self, value: Value, places: Any, factor: Any, node: Node) -> Optional[list[Mask]]:
+        """(1 - keep) * -1e9, zeros.masked_fill(hide, -inf), where(keep, 0, -inf)."""
+        view = self._view(value)
+        if view is None:
+            return None
+        one, inner = view.source, self._through(view, places)
+        made = one.node
+        if made is None or inner is None:
+            return None
+        if made.name in ("masked_fill", "masked_fill_") and self.tables.of(made.args[0]) == 0:
+            fill = self.tables.of(made.args[2] if len(made.args) > 2 else made.kwargs.get("value"))
+            if isinstance(fill, (int, float)):
+                return self._filled(made.args[1], True, inner, fill * factor, node)
+        if made.name == "where" and len(made.args) == 3:
+            a, b = self.tables.of(made.args[1]), self.tables.of(made.args[2])
+            if isinstance(a, (int, float)) and isinstance(b, (int, float)) and 0 in (a, b):
+                return self._filled(made.args[0], b == 0, inner, (a if b == 0 else b) * factor, node)
+        if made.name == "mul":
+            for x, y in (made.args, made.args[::-1]):
+                by = self.tables.of(y)
+                if isinstance(x, Value) and isinstance(by, (int, float)):
+                    return self._multiplied(x, by * factor, inner, node)
+        return None
+
+    def _multiplied(self, x: Value, by: float, places: Any, node: Node) -> Optional[list[Mask]]:
+        """x * -1e9, where x is 0 or 1: a condition as a float, or 1 - one."""
+        made = x.node
+        if made is None:
+            return None
+        if made.name == "sub" and len(made.args) == 2 and self.tables.of(made.args[0]) == 1:
+            inner = made.args[1]
+            if isinstance(inner, Value) and by < -1e3:
+                return self._filled(inner, False, places, by, node)
+        if made.name in CASTS and isinstance(made.args[0], Value) and made.args[0].dtype is torch.bool:
+            return self._filled(made.args[0], True, places, by, node)
+        return None
+
+    def _filled(self, cond: Any, truth: bool, places: Any, fill: float, node: Node) -> Optional[list[Mask]]:
+        if not isinstance(cond, Value):
+            return None
+        places = self._own_places(cond, places[len(places) - len(cond.shape) :])
+        found = self._condition(cond, truth, places, node)
+        return [mask._replace(fill=fill, added=True, line=node.line) for mask in found]
+
+    # --- Conditions -----------------------------------------------------------------------------------------
+
+    def _condition(self, cond: Value, truth: bool, places: Any, node: Node) -> list[Mask]:
+        """The masks that hide where `cond` is `truth`."""
+        said = self.tables.of(cond)
+        if isinstance(said, (bool, int, float)):
+            if bool(said) is truth:
+                raise Unclear("everything is hidden", node)
+            return []
+        if isinstance(said, Pick) and bool(said.inside) != bool(said.outside):
+            band = said.band if bool(said.inside) is truth else said.band.without()
+            return self._banded(band, places, node)
+        view = self._view(cond)
+        inner = None if view is None else self._through(view, places)
+        if view is not None and inner is not None and view.source.node is not None:
+            found = self._made(view.source, truth, inner, node)
+            if found is not None:
+                return found
+        root, axes = self._root(cond, places)
+        constant = self.tables.is_constant(cond)
+        return [Mask("hide" if truth else "keep", root, axes, 0.0, False, 1, 0, (), constant, node.line)]
+
+    def _made(self, cond: Value, truth: bool, places: Any, node: Node) -> Optional[list[Mask]]:
+        made = cond.node
+        assert made is not None
+        name, args = made.name.rstrip("_"), made.args
+        if name in ("logical_not", "bitwise_not"):
+            return self._condition(args[0], not truth, places, node)
+        if name in ("eq", "ne") and len(args) == 2 and isinstance(args[0], Value) and not self.tables.is_constant(args[0]):
+            number = self.tables.of(args[1])
+            if number == 0 or (number == 1 and args[0].dtype is torch.bool):
+                same = (name == "eq") is truth
+                return self._condition(args[0], same if number else not same, places, node)
+        joins = ("bitwise_or", "logical_or") if truth else ("bitwise_and", "logical_and", "mul")
+        if name in joins and len(made.values()) == 2:
+            parts = [self._condition(x, truth, self._part(x, places), node) for x in made.values()]
+            return [mask for part in parts for mask in part]
+        if name in ("lt", "le", "gt", "ge") and len(args) == 2:
+            return self._lengths(made, truth, places)
+        return None
+
+    def _part(self, x: Value, places: Any) -> Any:
+        return self._own_places(x, places[len(places) - len(x.shape) :])
+
+    def _lengths(self, made: Node, truth: bool, places: Any) -> Optional[list[Mask]]:
+        """arange(keys) >= lengths, and its like."""
+        name, (a, b) = made.name.rstrip("_"), made.args
+        place, lens = a, b
+        if not isinstance(self.tables.of(a), Linear):
+            place, lens, name = b, a, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
+        said = self.tables.of(place)
+        if not isinstance(said, Linear) or not isinstance(lens, Value) or said.absolute or len(said.factors) != 1:
+            return None
+        hides = name if truth else {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[name]
+        if hides not in ("gt", "ge") or said.factors[0][1] != 1 or said.number != int(said.number):
+            return None
+        (axis, _), rank = said.factors[0], len(made.results[0].shape)
+        along = places[axis + rank - len(place.shape)]
+        if tuple(letter for letter, _ in along) != ("k",):
+            return None
+        own = self._part(lens, places)
+        root, axes = self._root(lens, own)
+        if any("k" in letters for letters in axes):
+            return None
+        offset = (1 if hides == "gt" else 0) - int(said.number)
+        return [Mask("lengths", root, axes, 0.0, False, 1, offset, (), self.tables.is_constant(lens), made.line)]
+
+    def _banded(self, band: Band, places: Any, node: Node) -> list[Mask]:
+        """Hidden distances, where one axis goes along the queries and the other along the keys."""
+        letters = [tuple(letter for letter, _ in place) for place in places]
+        sides = letters[band.row], letters[band.column]
+        spans = band.spans
+        if sides == (("k",), ("q",)):
+            spans = tuple((-b, -a) for a, b in reversed(spans))
+        elif sides != (("q",), ("k",)):
+            raise Unclear("a mask of positions does not go along queries and keys", node)
+        tables = tuple(self.tables.read)
+        plain = Mask("band", None, (), 0.0, False, 1, 0, spans, True, node.line, tables)
+        found = []
+        for first, last in spans:
+            if first == -INF and last == INF:
+                raise Unclear("everything is hidden", node)
+            if last == INF:
+                found.append(plain._replace(sense="causal", offset=int(first) - 1))
+            elif first == -INF:
+                found.append(plain._replace(sense="window", offset=int(last) + 1))
+            else:
+                return [plain]
+        return found
+
+    # --- Where a mask came from -----------------------------------------------------------------------------
+
+    def _own_places(self, value: Value, places: Any) -> tuple[Place, ...]:
+        """The letters along a value's own axes: none where it is broadcast."""
+        return tuple(() if self.views.size(n) == ONE else place for n, place in zip(value.shape, places))
+
+    def _view(self, value: Value) -> Optional[View]:
+        try:
+            return self.views.of(value, casts=True)
+        except Mixes:
+            return None
+
+    def _root(self, value: Value, places: Any) -> tuple[Value, tuple[str, ...]]:
+        """What a mask is a view of, and its letters; itself, where the view is no plain one."""
+        view = self._view(value)
+        inner = None if view is None or view.offsets else self._through(view, places)
+        if view is not None and inner is not None and self._covers(view) and self._same_numbers(value, view.source):
+            return view.source, _letters(inner)
+        return value, _letters(places)
+
+    def _same_numbers(self, value: Value, source: Value) -> bool:
+        """Whether a cast between them changes nothing that matters."""
+        return value.dtype == source.dtype or value.dtype is torch.bool or source.dtype is torch.bool or (
+            not source.dtype.is_floating_point and value.dtype.is_floating_point
+        )
+
+    def _covers(self, view: View) -> bool:
+        """Whether all of the source is seen."""
+        seen = {atom.axis: ONE for atoms in view.axes for atom in atoms if atom.axis is not None}
+        for atoms in view.axes:
+            for atom in atoms:
+                if atom.axis is not None:
+                    seen[atom.axis] = seen[atom.axis].times(atom.size)
+        sizes = [self.views.size(n) for n in view.source.shape]
+        return all(size == ONE or seen.get(i) == size for i, size in enumerate(sizes))
+
+    def _through(self, view: View, places: Any) -> Optional[tuple[Place, ...]]:
+        """The letters along the axes of the source of a view."""
+        found: list[list[Any]] = [[] for _ in view.source.shape]
+        for atoms, place in zip(view.axes, places):
+            pieces = _aligned(list(atoms), list(place))
+            if pieces is None:
+                return None
+            for atom, letters in pieces:
+                if atom.axis is not None:
+                    if found[atom.axis]:
+                        return None
+                    found[atom.axis] = letters
+        return tuple(tuple(x) for x in found)
+
+
+def _letters(places: Any) -> tuple[str, ...]:
+    return tuple("".join(letter for letter, _ in place) for place in places)
+
+
+def _aligned(atoms: list[Any], place: list[Any]) -> Optional[list[tuple[Any, list[Any]]]]:
+    """The letters along each atom of an axis."""
+    if len(atoms) == 1:
+        return [(atoms[0], place)]
+    found = []
+    place = list(place)
+    for atom in atoms:
+        rest, letters = atom.size, []
+        while rest != ONE:
+            if not place:
+                return None
+            letter, size = place.pop(0)
+            below = rest.over(size)
+            if below is None:
+                above = size.over(rest)
+                if above is None:
+                    return None
+                letters.append((letter, rest))
+                place.insert(0, (letter, above))
+                below = ONE
+            else:
+                letters.append((letter, size))
+            rest = below
+        found.append((atom, letters))
+    return found if not place else None
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

@@ -1,0 +1,458 @@
+"""Views: where each element of a value stands in the value that it is a view of, for all sizes at once.
+
+An axis of a view is a list of Atoms, the outermost first: an atom goes along an axis of the source in steps of `stride`.
+An atom without an axis repeats.  So splits of features into heads, chunks of a joint projection, transposed and folded
+axes, and copies of shared heads are all the same thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+from .graph import Condition, Node, Value
+from .shapes import PERMUTING, einsum_terms, permutation
+from .sizes import Axis, Formula, evaluated, formula_of, plain
+
+
+class Product(NamedTuple):
+    """A size as a product: a number and formulas, which are sorted."""
+
+    number: int
+    formulas: tuple[Any, ...] = ()
+
+    def times(self, other: Product) -> Product:
+        return Product(self.number * other.number, tuple(sorted(self.formulas + other.formulas, key=repr)))
+
+    def over(self, other: Product) -> Optional[Product]:
+        """The quotient, where it is a product again."""
+        rest = list(self.formulas)
+        for formula in other.formulas:
+            if formula not in rest:
+                return None
+            rest.remove(formula)
+        if other.number == 0 or self.number % other.number:
+            return None
+        return Product(self.number // other.number, tuple(rest))
+
+
+ONE = Product(1)
+
+
+class Atom(NamedTuple):
+    axis: Optional[int]
+    size: Product
+    stride: Product
+
+
+class View(NamedTuple):
+    """`axes` of a view of `source`; `offsets` {axis of the source: (number, Product or None) where it begins}."""
+
+    source: Value
+    axes: tuple[tuple[Atom, ...], ...]
+    offsets: Mapping[int, Any]
+    nodes: tuple[Node, ...] = ()
+
+
+class Mixes(Exception):
+    """A view that mixes axes in a way that holds for these sizes only, or is none."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+
+class Again(Exception):
+    """From now on a plan has one condition more, and is found again."""
+
+    def __init__(self, condition: Condition) -> None:
+        self.condition = condition
+
+
+# Functions whose result has the same elements.
+SAME = frozenset(("contiguous", "clone", "alias", "positive"))
+CASTS = frozenset(("to", "float", "double", "half", "bfloat16", "type", "type_as", "bool", "int", "long"))
+SPLITS = frozenset(("chunk", "split", "unbind", "split_with_sizes", "unsafe_chunk"))
+_RESHAPES = frozenset(("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel"))
+_EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
+_OTHERS = frozenset(("unsqueeze", "squeeze", "repeat", "tile", "repeat_interleave", "__getitem__", "select", "narrow"))
+VIEWS = SAME | SPLITS | _RESHAPES | _EXPANDS | _OTHERS | frozenset(PERMUTING)
+
+
+class Views:
+    """Traces views of one reading, whose conditions say which sizes are the same."""
+
+    def __init__(self, conditions: list[Condition], sizes: Mapping[Axis, int]) -> None:
+        self._same: dict[Any, Any] = {}
+        self._sizes = sizes
+        for _ in range(2):  # what follows from one may need another
+            for one in conditions:
+                if isinstance(one.formula, Formula) and one.formula.name == "==" and one.outcome:
+                    self._equal(*one.formula.parts)
+
+    def _equal(self, a: Any, b: Any) -> None:
+        """Two products are the same, as far as one factor follows from it."""
+        one, other = self._product(a), self._product(b)
+        mine, theirs = list(one.formulas), list(other.formulas)
+        for formula in one.formulas:
+            if formula in theirs:
+                mine.remove(formula)
+                theirs.remove(formula)
+        n, m = one.number, other.number
+        if len(mine) == 1 and len(theirs) == 1 and n == m:
+            self._same[mine[0]] = theirs[0]
+        elif len(mine) == 1 and not theirs and m % n == 0:
+            self._same[mine[0]] = m // n
+        elif len(theirs) == 1 and not mine and n % m == 0:
+            self._same[theirs[0]] = n // m
+
+    def _assume(self, one: Product, other: Product, node: Node) -> None:
+        """Two sizes that are the same here have to be so in each call: Again.  Or Mixes, where they are not."""
+        mine = [x for x in one.formulas if x not in other.formulas]
+        theirs = [x for x in other.formulas if x not in one.formulas]
+        for a in mine:
+            for b in theirs:
+                if self._number(a) == self._number(b) != 1:
+                    raise Again(Condition(Formula("==", (a, b)), True, node.line))
+        raise Mixes(node)
+
+    def _number(self, formula: Any) -> Any:
+        return evaluated(formula, self._sizes)
+
+    def _representative(self, formula: Any) -> Any:
+        while formula in self._same:
+            formula = self._same[formula]
+        return formula
+
+    def size(self, number: Any) -> Product:
+        """A size as a product."""
+        return self._product(formula_of(number))
+
+    def _product(self, formula: Any) -> Product:
+        formula = self._representative(plain(formula))
+        if isinstance(formula, Formula) and formula.name == "*":
+            found = ONE
+            for part in formula.parts:
+                found = found.times(self._product(part))
+            return found
+        if isinstance(formula, Formula) and formula.name == "//":
+            quotient = self._product(formula.parts[0]).over(self._product(formula.parts[1]))
+            if quotient is not None:
+                return quotient
+        return Product(formula) if isinstance(formula, int) else Product(1, (formula,))
+
+    def whole(self, value: Value) -> View:
+        """A value as a view of itself."""
+        axes = tuple((Atom(i, self.size(n), ONE),) if not _is_one(n) else () for i, n in enumerate(value.shape))
+        return View(value, axes, {})
+
+    def of(self, value: Value, casts: bool = False, stop: Any = ()) -> View:
+        """The value as a view of what it is made of by views alone.  Mixes: it holds for these sizes only."""
+        chain: list[tuple[Node, Value]] = []
+        while value.node is not None and value not in stop:
+            node = value.node
+            if not self._is_view(node, casts):
+                break
+            chain.append((node, value))
+            value = node.args[-1] if node.name == "einsum" else node.args[0]
+            value = value[0] if isinstance(value, (list, tuple)) else value
+        found = self.whole(value)
+        for node, result in reversed(chain):
+            found = self._step(found, node, result)
+        return found._replace(nodes=tuple(node for node, _ in chain))
+
+    def _is_view(self, node: Node, casts: bool) -> bool:
+        if node.name == "__getitem__":
+            return not any(isinstance(x, Value) for x in _flat_index(node.args[1]))
+        if node.name == "einsum":
+            return len(node.values()) == 1
+        if node.name in VIEWS:
+            return len(node.args) > 0 and isinstance(node.args[0], Value)
+        if node.name in CASTS and isinstance(node.args[0], Value):
+            return casts or node.args[0].dtype == node.results[0].dtype
+        return node.name == "dropout" and not is_dropping(node)
+
+    def _step(self, view: View, node: Node, result: Value) -> View:
+        name, args, kwargs = node.name, node.args, node.kwargs
+        if name in SAME or name in CASTS or name == "dropout":
+            return view
+        if name in PERMUTING:
+            order = permutation(name, args, kwargs)
+            return view._replace(axes=tuple(view.axes[i] for i in order))
+        if name in _RESHAPES or name in ("unsqueeze", "squeeze"):
+            return view._replace(axes=self.reshaped(view.axes, result.shape, node))
+        if name in _EXPANDS:
+            return view._replace(axes=self._expanded(view.axes, node.args[0].shape, result.shape))
+        if name in SPLITS:
+            return self._split(view, node, result)
+        if name == "einsum":
+            (term,), right, _ = einsum_terms(args, kwargs)
+            if sorted(term) != sorted(right):
+                raise Mixes(node)
+            return view._replace(axes=tuple(view.axes[term.index(x)] for x in right))
+        if name == "__getitem__":
+            return self._indexed(view, node)
+        if name == "repeat_interleave":
+            return self._repeated(view, node, result)
+        if name in ("repeat", "tile"):
+            return self._tiled(view, node, result)
+        if name == "select":
+            rank = len(args[0].shape)
+            index = [slice(None)] * (int(_arg(node, 1, "dim")) % rank) + [_arg(node, 2, "index")]
+            return self._by_index(view, index, node)
+        if name == "narrow":
+            axis, start, length = (_arg(node, i, word) for i, word in ((1, "dim"), (2, "start"), (3, "length")))
+            index = [slice(None)] * (int(axis) % len(args[0].shape)) + [slice(start, start + length)]
+            return self._by_index(view, index, node)
+        raise Mixes(node)
+
+    def reshaped(self, axes: Any, shape: Any, node: Node) -> tuple[tuple[Atom, ...], ...]:
+        atoms, found = [atom for axis in axes for atom in axis], []
+        for size in shape:
+            rest, group = self.size(size), []
+            while rest != ONE:
+                if not atoms:
+                    raise Mixes(node)
+                atom = atoms.pop(0)
+                below, above = rest.over(atom.size), atom.size.over(rest)
+                if below is not None:
+                    group.append(atom)
+                    rest = below
+                elif above is not None:
+                    group.append(Atom(atom.axis, rest, atom.stride.times(above)))
+                    atoms.insert(0, Atom(atom.axis, above, atom.stride))
+                    rest = ONE
+                else:
+                    self._assume(rest, atom.size, node)
+            found.append(tuple(group))
+        if atoms:
+            raise Mixes(node)
+        return tuple(map(_merged, found))
+
+    def _expanded(self, axes: Any, before: Any, after: Any) -> tuple[tuple[Atom, ...], ...]:
+        new = len(after) - len(before)
+        found = []
+        for i, size in enumerate(after):
+            own = axes[i - new] if i >= new else ()
+            found.append(own if own or _is_one(size) else (Atom(None, self.size(size), ONE),))
+        return tuple(found)
+
+    def _split(self, view: View, node: Node, result: Value) -> View:
+        rank = len(node.args[0].shape)
+        place = 1 if node.name == "unbind" else 2
+        axis = int(_arg(node, place, "dim", 0)) % rank
+        if node.name == "unbind":
+            return self._by_index(view, [slice(None)] * axis + [result.index], node)
+        start = sum(plain(x.shape[axis]) for x in node.results[: result.index])
+        number = _number_of(node.results[: result.index], axis, self)
+        if number is None:
+            raise Mixes(node)
+        return self._cut(view, axis, number, self.size(result.shape[axis]), node, start)
+
+    def _cut(self, view: View, axis: int, start: int, size: Product, node: Node, _: Any = None, step: int = 1) -> View:
+        """A piece of an axis."""
+        atoms = view.axes[axis]
+        if len(atoms) == 1:
+            pieces = (Atom(atoms[0].axis, size, atoms[0].stride.times(Product(step))),)
+            first = atoms[0]
+            whole = start
+        elif len(atoms) > 1 and step == 1:
+            first, inner = atoms[0], ONE
+            for atom in atoms[1:]:
+                inner = inner.times(atom.size)
+            outer = size.over(inner)
+            if outer is None or inner.formulas or start % inner.number:
+                raise Mixes(node)
+            pieces = (Atom(first.axis, outer, first.stride), *atoms[1:])
+            whole = start // inner.number
+        else:
+            raise Mixes(node)
+        offsets = dict(view.offsets)
+        if whole:
+            if first.stride.formulas:
+                raise Mixes(node)
+            if first.axis is not None:
+                offsets[first.axis] = offsets.get(first.axis, 0) + whole * first.stride.number
+        pieces = tuple(atom for atom in pieces if atom.size != ONE)
+        axes = (*view.axes[:axis], pieces, *view.axes[axis + 1 :])
+        return view._replace(axes=axes, offsets=offsets)
+
+    def _indexed(self, view: View, node: Node) -> View:
+        index = node.args[1]
+        return self._by_index(view, list(index) if isinstance(index, tuple) else [index], node)
+
+    def _by_index(self, view: View, index: list[Any], node: Node) -> View:
+        taken = sum(1 for x in index if x is not None and x is not Ellipsis)
+        index = list(index) if any(x is Ellipsis for x in index) else [*index, Ellipsis]
+        place = next(i for i, x in enumerate(index) if x is Ellipsis)
+        rank = len(view.axes)
+        index[place : place + 1] = [slice(None)] * (rank - taken)
+        sizes, axis = iter(node.args[0].shape), 0
+        for x in index:
+            if x is None:
+                view = view._replace(axes=(*view.axes[:axis], (), *view.axes[axis:]))
+                axis += 1
+            elif isinstance(x, slice):
+                view = self._sliced(view, axis, x, next(sizes), node)
+                axis += 1
+            elif isinstance(x, int) and not isinstance(x, bool):
+                size = next(sizes)
+                at = self._place(x, size, node)
+                view = self._cut(view, axis, at, ONE, node) if view.axes[axis] else view
+                view = view._replace(axes=(*view.axes[:axis], *view.axes[axis + 1 :]))
+            else:
+                raise Mixes(node)
+        return view
+
+    def _place(self, x: Any, size: Any, node: Node) -> int:
+        """A start as a plain number: constants only."""
+        if formula_of(x) is not x:
+            raise Mixes(node)
+        if x >= 0:
+            return int(x)
+        if formula_of(size) is not size:
+            raise Mixes(node)
+        return int(size + x)
+
+    def _sliced(self, view: View, axis: int, x: slice, size: Any, node: Node) -> View:
+        step = 1 if x.step is None else int(x.step)
+        result = sliced_size(x, size, self)
+        if x.start in (None, 0) and formula_of(x.start) is x.start and step == 1 and result == self.size(size):
+            return view
+        if not view.axes[axis]:
+            return view
+        start = 0 if x.start is None else self._place(x.start, size, node)
+        if result is None:
+            raise Mixes(node)
+        return self._cut(view, axis, start, result, node, step=step)
+
+    def _repeated(self, view: View, node: Node, result: Value) -> View:
+        times, axis = _arg(node, 1, "repeats"), _arg(node, 2, "dim")
+        if not isinstance(times, int):
+            raise Mixes(node)
+        if axis is None:
+            view, axis = view._replace(axes=(tuple(atom for each in view.axes for atom in each),)), 0
+        axis = int(axis) % len(view.axes)
+        atoms = (*view.axes[axis], *self._copies(times))
+        return view._replace(axes=(*view.axes[:axis], atoms, *view.axes[axis + 1 :]))
+
+    def _copies(self, times: Any) -> tuple[Atom, ...]:
+        return () if _is_one(times) else (Atom(None, self.size(times), ONE),)
+
+    def _tiled(self, view: View, node: Node, result: Value) -> View:
+        times = node.args[1] if isinstance(node.args[1], (tuple, list)) else node.args[1:]
+        new = len(result.shape) - len(view.axes)
+        times = [1] * (len(result.shape) - len(times)) + list(times)
+        axes = ((),) * new + view.axes
+        return view._replace(axes=tuple((*self._copies(n), *axis) for n, axis in zip(times, axes)))
+
+
+def composed(outer: View, inner: View, node: Any) -> View:
+    """A view of a value that is a view itself, as a view of that one's source."""
+    offsets = dict(inner.offsets)
+    for axis, start in outer.offsets.items():
+        atoms = inner.axes[axis]
+        if len(atoms) != 1 or atoms[0].stride.formulas:
+            raise Mixes(node)
+        if atoms[0].axis is not None:
+            offsets[atoms[0].axis] = offsets.get(atoms[0].axis, 0) + start * atoms[0].stride.number
+    axes = []
+    for atoms in outer.axes:
+        found: list[Atom] = []
+        for atom in atoms:
+            found += [atom] if atom.axis is None else _within(inner.axes[atom.axis], atom, node)
+        axes.append(_merged(found))
+    return View(inner.source, tuple(axes), offsets, outer.nodes + inner.nodes)
+
+
+def _within(atoms: tuple[Atom, ...], wanted: Atom, node: Any) -> list[Atom]:
+    """The piece of an axis, of these atoms, that an atom goes along."""
+    if len(atoms) == 1:
+        return [Atom(atoms[0].axis, wanted.size, wanted.stride.times(atoms[0].stride))]
+    found: list[Atom] = []
+    rest, stride = wanted.size, wanted.stride
+    for atom in reversed(atoms):
+        if rest == ONE:
+            break
+        if stride != ONE:
+            below, above = stride.over(atom.size), atom.size.over(stride)
+            if below is not None:
+                stride = below
+                continue
+            if above is None:
+                raise Mixes(node)
+            atom, stride = Atom(atom.axis, above, atom.stride.times(stride)), ONE
+        below = rest.over(atom.size)
+        if below is None and atom.size.over(rest) is None:
+            raise Mixes(node)
+        found.insert(0, atom if below is not None else Atom(atom.axis, rest, atom.stride))
+        rest = below if below is not None else ONE
+    if rest != ONE:
+        raise Mixes(node)
+    return found
+
+
+def sliced_size(x: slice, size: Any, views: Views) -> Optional[Product]:
+    """How many a slice takes, as a product, where that is one."""
+    if x.stop is None and x.start in (None, 0):
+        step = 1 if x.step is None else int(x.step)
+        return views.size(size).over(Product(step))
+    start = 0 if x.start is None else x.start
+    if formula_of(start) is not start:
+        return None
+    stop = size if x.stop is None else x.stop
+    if formula_of(stop) is stop and formula_of(size) is size:
+        return Product(len(range(*slice(start, stop, x.step).indices(int(size)))))
+    if start == 0 and x.step in (None, 1):
+        if formula_of(stop) is stop and stop < 0:
+            return None
+        return views.size(stop)
+    return None
+
+
+def _number_of(values: Any, axis: int, views: Views) -> Optional[int]:
+    total = 0
+    for value in values:
+        size = views.size(value.shape[axis])
+        if size.formulas:
+            return None
+        total += size.number
+    return total
+
+
+def _merged(atoms: list[Atom]) -> tuple[Atom, ...]:
+    """Neighbours that go along one axis without a gap are one atom."""
+    found: list[Atom] = []
+    for atom in atoms:
+        if atom.size == ONE:
+            continue
+        last = found[-1] if found else None
+        if last is not None and last.axis == atom.axis and (
+            atom.axis is None or last.stride == atom.stride.times(atom.size)
+        ):
+            found[-1] = Atom(atom.axis, last.size.times(atom.size), atom.stride)
+        else:
+            found.append(atom)
+    return tuple(found)
+
+
+def is_dropping(node: Node) -> bool:
+    """Whether a dropout draws."""
+    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
+    return bool(training) and probability(node) > 0
+
+
+def probability(node: Node) -> float:
+    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
+    return float(p)
+
+
+def _arg(node: Node, place: int, name: str, default: Any = None) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
+
+
+def _flat_index(index: Any) -> list[Any]:
+    return list(index) if isinstance(index, (tuple, list)) else [index]
+
+
+def _is_one(size: Any) -> bool:
+    return formula_of(size) is size and size == 1
