@@ -1,4 +1,4 @@
-"""The page of `mha_c playground`: the core as WebAssembly, the scripts of playground_page/, and those shared with `view`.
+"""The page of `mha_c playground`: the core as WebAssembly, the scripts of playground_page/, and those of `view`.
 
 `playground_page/core.wasm` is compiled by `make playground` from tools/playground.c and the core's own sources.  This
 module uses nothing but page.py, so that tools/playground.py can load both without the extension and NumPy.
