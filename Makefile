@@ -88,7 +88,7 @@ clients: $(STAMPS)/wheel $(D2L)
 	build/clients/bin/pip install -q --constraint constraints.txt --group clients
 	build/clients/bin/pip install -q --force-reinstall --no-deps build/wheel/*.whl
 	cd $(RUN) && MHA_C_CLIENTS=1 ../clients/bin/python -m pytest --config-file=../../pyproject.toml --rootdir=../.. \
-		-p no:cacheprovider ../../tests/torch/test_clients.py $(ARGS)
+		-p no:cacheprovider ../../tests/torch/test_clients.py ../../tests/torch/test_clients_watched.py $(ARGS)
 
 bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	@mkdir -p $(RUN)

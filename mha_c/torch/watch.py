@@ -28,8 +28,8 @@ class watch:
     torch.Size([1, 2, 5, 5])
 
     It sees torch's F.scaled_dot_product_attention, nn.MultiheadAttention and the Transformer layers of torch (which
-    leave their fast paths meanwhile), the layers and functions of mha_c.torch, and the book's attention classes.  A
-    model that writes its softmax itself is not seen.
+    leave their fast paths meanwhile), the layers and functions of mha_c.torch, the book's attention classes, and in
+    anybody's lines each softmax between two products: of queries with keys, and of the weights with values.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ class watch:
     -------
     Seen
         `seen.calls` lists the calls in order.  Each has its module's `name`, sizes, `causal`, `mask`; `weights`, which
-        are computed when they are read; and `received()`, `entropy()`, `top(k)`, which never need all weights at once.
-        `seen.view(i, tokens=...)` is the interactive page.
+        are computed when they are read, unless the model has computed them; and `received()`, `entropy()`, `top(k)`,
+        which never need all weights at once.  `seen.view(i, tokens=...)` is the interactive page.
 
     Raises
     ------
@@ -57,7 +57,8 @@ class watch:
 
     Notes
     -----
-    A call is noted with copies of its queries and keys, and with its mask: memory grows with Q + K.  Watches may be
+    A call is noted with copies of its queries and keys, and with its mask: memory grows with Q + K.  Of a model that
+    computes its softmax itself, which has all weights at once, a copy of these is kept.  Watches may be
     nested, and errors inside leave nothing behind.  Calls inside torch.func, torch.compile and exporters are not seen.
     In eval mode, on its fast path, nn.TransformerEncoder returns 0 for padding tokens; under `watch` it returns what it
     returns in training mode.

@@ -22,6 +22,7 @@ from .. import functional as ours
 from .._tensors import recorded_or_transformed
 from . import functions, modules
 from .operands import Operands
+from .products import Products
 
 Mode: Any = getattr(torch.overrides, "TorchFunctionMode", None) if functions.SDPA is not None else None
 HANDLERS: dict[Any, Callable[..., Any]] = {F.multi_head_attention_forward: functions.multi_head_attention_forward}
@@ -33,6 +34,7 @@ class _Local(threading.local):
     watching: tuple[Any, ...] = ()  # each a `watch`; in this thread, the outermost first
     mode: Any = None
     handling = False  # what is called now is noted already
+    products: Any = None
 
 
 _local = _Local()
@@ -54,7 +56,7 @@ def begin(one: Any, within: Optional[Iterable[nn.Module]]) -> None:
             _put_ours()
         _put_classes(within)
     if Mode is not None and not _local.watching:
-        _local.mode = _Watching()
+        _local.mode, _local.products = _Watching(), Products()
         _local.mode.__enter__()
     _local.watching = (*_local.watching, one)
 
@@ -65,7 +67,7 @@ def end(one: Any) -> None:
     _local.watching = tuple(x for x in _local.watching if x is not one)
     if Mode is not None and not _local.watching:
         _local.mode.__exit__(None, None, None)
-        _local.mode = None
+        _local.mode = _local.products = None
     with _lock:
         _n_watching -= 1
         if not _n_watching:
@@ -80,9 +82,14 @@ if Mode is not None:
         sees_layers = True  # see `_private.in_mode`
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func not in HANDLERS or _local.handling:  # nearly all calls: a tenth of a microsecond counts
-                return func(*args) if kwargs is None else func(*args, **kwargs)
-            return _handled(HANDLERS[func], func, args, kwargs or {})
+            if func in HANDLERS and not _local.handling:
+                return _handled(HANDLERS[func], func, args, kwargs or {})
+            out = func(*args) if kwargs is None else func(*args, **kwargs)
+            if not _local.handling:
+                found = _local.products.saw(func, args, kwargs, out)
+                if found is not None:
+                    _note(sys._getframe(1), "softmax", found[0], False, found[1])
+            return out
 
         # What torch.compiler.disable sets: compilers leave these frames to Python.  It would import them, for seconds.
         __torch_function__._torchdynamo_disable = True  # type: ignore[attr-defined]
