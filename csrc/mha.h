@@ -317,37 +317,36 @@ MHA_MUST_CHECK mha_status mha_linear_backward(const mha_linear_grads *grads);
 
 /* --- Layers ----------------------------------------------------------------------------------- */
 
+/* An input of a layer on its way to attention. */
+typedef struct {
+    mha_operand rows; /* (B, rows, size); head_stride is not read */
+    size_t size;      /* features of a row */
+    mha_linear W;     /* weight NULL: attention reads the rows as they are */
+    mha_turn turn;    /* of what W gives, which it needs */
+    void *projected;  /* optional output, dense: what attention reads, 0 in rows that no query sees; without W a copy */
+} mha_layer_input;
+
+enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
+
 /*
  * A whole layer in one call: out = W_o( attention( W_q queries, W_k keys, W_v values ) ).
  *
- * MultiHeadAttention has all four projections; AdditiveAttention has W_q, W_k and
- * additive_weights; DotProductAttention has none.  queries (B,Q,.), keys (B,K,.), values (B,K,.);
- * out (B,Q,W_o.out_features) dense.  Head h is columns h*D .. (h+1)*D of the projected
- * features; keys and values have kv_heads heads, which query heads share as in mha_attention_forward.  W_q queries are
- * turned by query_turn; keys come as they are to be scored.  Of each item, only the smallest interval of rows of keys
- * and values that holds all visible ones is read and projected (under MHA_EMPTY_UNIFORM, all values of an item with an
- * empty row are).
- *
- * Optional outputs, NULL or dense:
- *   q_projected (B,Q,W_q.out_features), k_projected, v_projected (B,K,.): only where there is a projection;
- *       rows that no query sees become 0
- *   context (B,Q,W_o.in_features): what W_o is applied to; only with W_o.  row_max, row_sum, weights: as above
+ *   attention   all that such a call has, but its operands and their head sizes, which follow from the inputs: q, k, v,
+ *               out, head_dim and value_dim are not read.  Head h of the queries is columns h*D .. (h+1)*D of what
+ *               attention reads of them; so keys and values have kv_heads heads
+ *   inputs      queries (B,Q,.), keys (B,K,.), values (B,K,.).  MultiHeadAttention has all projections;
+ *               AdditiveAttention has W_q, W_k and additive_weights; DotProductAttention has none.  A joint weight is
+ *               three that lie in one another's neighbourhood.  Of keys and values, rows that no query sees are neither
+ *               read nor projected (under MHA_EMPTY_UNIFORM, all values of an item with an empty row are); without a
+ *               projection and a copy, rows that keep_mask alone hides are read, and have no influence
+ *   out         (B,Q,W_o.out_features), dense
+ *   context     (B,Q,W_o.in_features) or NULL: what W_o is applied to; only with W_o
  */
 typedef struct {
-    mha_dtype dtype;
-    size_t batch, queries, keys, num_heads;
-    size_t kv_heads; /* 0: num_heads */
-    size_t query_size, key_size, value_size;
-    mha_operand query_rows, key_rows, value_rows; /* head_stride is not read */
-    mha_linear W_q, W_k, W_v, W_o;
-    mha_turn query_turn; /* needs W_q */
-    const void *additive_weights;
-    mha_visibility visible;
-    mha_empty empty_rows;
-    double dropout;
-    uint64_t seed;
-    void *out;
-    void *q_projected, *k_projected, *v_projected, *context, *row_max, *row_sum, *weights;
+    mha_attention_args attention;
+    mha_layer_input inputs[MHA_N_INPUTS];
+    mha_linear W_o;
+    void *out, *context;
 } mha_layer_args;
 
 MHA_MUST_CHECK mha_status mha_layer_forward(const mha_layer_args *args);
@@ -356,22 +355,22 @@ MHA_MUST_CHECK mha_status mha_layer_forward(const mha_layer_args *args);
 double mha_layer_work(const mha_layer_args *args);
 
 /*
- * Gradients of a whole layer.  `forward` has the arguments of the forward call, which must have been asked for
- * every optional output but `weights`: they are read here (and `out`, if there is no W_o).  Its packed weights
- * only say which projections exist.  weight[i], grad_weight[i], grad_bias[i] are W_q, W_k, W_v, W_o in order,
+ * Gradients of a whole layer.  `forward` has the arguments of the forward call, which must have been asked for what its
+ * projections gave, context, row_max and row_sum: they are read here (and `out`, if there is no W_o).  Its packed
+ * weights only say which projections exist.  weight[i], grad_weight[i], grad_bias[i] are W_q, W_k, W_v, W_o in order,
  * row-major dense.  Everything that is not NULL is overwritten.  grad_inputs are the gradients of queries, keys
  * and values; their rows are dense, head_stride is not read.  Inputs that are one array may share one gradient,
  * with the same strides: their gradients are summed in it.  Rows of keys and values that no query sees get
- * gradient 0 and add nothing to other gradients.  Not for layers whose heads share keys, or that turn queries:
- * MHA_ERR_ARG.
+ * gradient 0 and add nothing to other gradients.  Of `attention`, the gradients of what is no operand are written:
+ * additive weights, bias, relative bias, sinks.
  */
 typedef struct {
     const mha_layer_args *forward;
     const void *grad_out; /* dense, like out */
     const void *weight[4];
-    mha_result grad_inputs[3];
+    mha_result grad_inputs[MHA_N_INPUTS];
     void *grad_weight[4], *grad_bias[4];
-    void *grad_additive_weights;
+    mha_attention_grads attention;
 } mha_layer_grads;
 
 MHA_MUST_CHECK mha_status mha_layer_backward(const mha_layer_grads *grads);

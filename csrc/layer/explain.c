@@ -176,15 +176,15 @@ mha_linear_explain(mha_dtype dtype, const mha_linear *linear, size_t rows, mha_l
 static void
 count_needed(const mha_layer_job *job, size_t n_needed[MHA_N_INPUTS])
 {
-    const mha_layer_args *a = job->args;
+    const mha_attention_args *a = &job->args->attention;
     const size_t n_alike = a->visible.valid_lens == NULL ? a->batch : 1; /* without lengths all items are */
 
     for (size_t b = 0; b < a->batch; b += n_alike) {
-        mha_interval needed[MHA_N_INPUTS];
+        mha_needed needed[MHA_N_INPUTS];
 
-        mha_layer_needed(job, b, needed);
+        mha_layer_needed(job, b, NULL, needed); /* masks are not read */
         for (int i = 0; i < MHA_N_INPUTS; i++) {
-            n_needed[i] += (needed[i].last - needed[i].first) * n_alike;
+            n_needed[i] += (needed[i].rows.last - needed[i].rows.first) * n_alike;
         }
     }
 }
@@ -200,16 +200,16 @@ explain_projections(const mha_layer_job *job, mha_layer_facts *facts)
 
     count_needed(job, n_needed);
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        const mha_layer_input *in = &job->inputs[i];
+        const mha_layer_path *in = &job->inputs[i];
 
-        if (in->linear->weight != NULL) {
-            facts->projections[i] = explain_linear(in->linear, a->batch * in->rows, in->plan.task_rows, inputs);
+        if (in->given->W.weight != NULL) {
+            facts->projections[i] = explain_linear(&in->given->W, a->attention.batch * in->rows, in->plan.task_rows, inputs);
             facts->projections[i].rows_needed = n_needed[i];
         }
     }
     if (a->W_o.weight != NULL) {
         facts->projections[MHA_N_INPUTS] =
-            explain_linear(&a->W_o, a->batch * a->queries, job->output.task_rows, output);
+            explain_linear(&a->W_o, a->attention.batch * a->attention.queries, job->output.task_rows, output);
     }
 }
 

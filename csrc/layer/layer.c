@@ -17,62 +17,51 @@
 
 #include <string.h>
 
-/* Fills in the three inputs' sizes, and where the caller keeps projected rows; 0 if the sizes do not fit together. */
+/* Fills in the three inputs' sizes; 0 if they do not fit together. */
 static int
 describe_inputs(mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
-    const mha_linear *linear[MHA_N_INPUTS] = {&a->W_q, &a->W_k, &a->W_v};
-    const mha_operand *rows[MHA_N_INPUTS] = {&a->query_rows, &a->key_rows, &a->value_rows};
-    const size_t n_rows[MHA_N_INPUTS] = {a->queries, a->keys, a->keys};
-    const size_t features[MHA_N_INPUTS] = {a->query_size, a->key_size, a->value_size};
-    void *kept[MHA_N_INPUTS] = {a->q_projected, a->k_projected, a->v_projected};
+    const mha_attention_args *attention = &a->attention;
+    size_t head_dim[MHA_N_INPUTS];
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        mha_layer_input *in = &job->inputs[i];
-        in->linear = linear[i];
-        in->input = rows[i];
-        in->rows = n_rows[i];
-        in->features = linear[i]->weight != NULL ? linear[i]->out_features : features[i];
-        in->projected = in->kept = kept[i];
-        if (linear[i]->weight != NULL && linear[i]->in_features != features[i]) {
+        const mha_layer_input *given = &a->inputs[i];
+        const int projects = given->W.weight != NULL;
+        const size_t heads = mha_layer_heads(a, i), features = projects ? given->W.out_features : given->size;
+
+        job->inputs[i] = (mha_layer_path){
+            .given = given,
+            .rows = i == MHA_QUERIES ? attention->queries : attention->keys,
+            .features = features,
+            .projected = given->projected,
+        };
+        head_dim[i] = features / heads;
+        if ((projects && given->W.in_features != given->size) || features % heads != 0 ||
+            (given->turn.cos != NULL && !projects) || !mha_turn_is_sane(&given->turn, features)) {
             return 0;
         }
     }
-    const size_t kv_heads = mha_layer_kv_heads(a), of_q = job->inputs[MHA_QUERIES].features;
-    const size_t of_k = job->inputs[MHA_KEYS].features, of_v = job->inputs[MHA_VALUES].features;
-
-    return a->num_heads % kv_heads == 0 && of_q % a->num_heads == 0 && of_k % kv_heads == 0 && of_v % kv_heads == 0 &&
-           of_q / a->num_heads == of_k / kv_heads && (a->query_turn.cos == NULL || a->W_q.weight != NULL) &&
-           mha_turn_is_sane(&a->query_turn, of_q) &&
-           (a->W_o.weight == NULL || a->W_o.in_features == mha_layer_context_features(a, of_v));
+    job->attention = *attention;
+    job->attention.head_dim = head_dim[MHA_QUERIES];
+    job->attention.value_dim = head_dim[MHA_VALUES];
+    return attention->heads % attention->kv_heads == 0 && head_dim[MHA_QUERIES] == head_dim[MHA_KEYS] &&
+           (a->W_o.weight == NULL || a->W_o.in_features == head_dim[MHA_VALUES] * attention->heads);
 }
 
-/* Describes attention between the projections; its addresses follow once there is memory. */
-static void
-describe_attention(mha_layer_job *job)
+/* How an input's rows are moved: by its projection, or copied. */
+static mha_linear_plan
+plan_of_path(const mha_layer_job *job, const mha_layer_path *in)
 {
-    const mha_layer_args *a = job->args;
-    const size_t kv_heads = mha_layer_kv_heads(a);
+    const size_t rows = job->args->attention.batch * in->rows;
+    mha_linear_plan plan = mha_linear_plan_for(job->kernels, &in->given->W, rows);
 
-    job->attention = (mha_attention_args){
-        .dtype = a->dtype,
-        .batch = a->batch,
-        .heads = a->num_heads,
-        .kv_heads = kv_heads,
-        .queries = a->queries,
-        .keys = a->keys,
-        .head_dim = job->inputs[MHA_QUERIES].features / a->num_heads,
-        .value_dim = job->inputs[MHA_VALUES].features / kv_heads,
-        .additive_weights = a->additive_weights,
-        .visible = a->visible,
-        .empty_rows = a->empty_rows,
-        .dropout = a->dropout,
-        .seed = a->seed,
-        .weights = a->weights,
-        .row_max = a->row_max,
-        .row_sum = a->row_sum,
-    };
+    if (in->given->W.weight == NULL && mha_layer_moves(in->given) && in->features > 0) {
+        plan.task_rows = mha_linear_most_rows(job->kernels, in->features);
+        plan.n_tasks = mha_ceil_div(rows, plan.task_rows);
+        plan.work = (double)rows * (double)in->features;
+    }
+    return plan;
 }
 
 /* The projections' tasks, and what workers need for them. */
@@ -82,18 +71,18 @@ plan_projections(mha_layer_job *job, mha_pass pass)
     const mha_layer_args *a = job->args;
     size_t widest = 0, most_rows = 0;
 
-    job->output = mha_linear_plan_for(job->kernels, &a->W_o, a->batch * a->queries);
+    job->output = mha_linear_plan_for(job->kernels, &a->W_o, a->attention.batch * a->attention.queries);
     job->panel_bytes = mha_linear_panel_bytes(job->kernels, &a->W_o);
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        mha_layer_input *in = &job->inputs[i];
-        in->plan = mha_linear_plan_for(job->kernels, in->linear, a->batch * in->rows);
+        mha_layer_path *in = &job->inputs[i];
+        in->plan = plan_of_path(job, in);
         job->n_tasks += in->plan.n_tasks;
         job->work += in->plan.work;
-        if (in->linear->weight != NULL) {
-            widest = mha_max(widest, in->linear->in_features);
+        if (in->given->W.weight != NULL) {
+            widest = mha_max(widest, in->given->size);
             /* Enough for any smaller call, too: a slice uses memory that was measured for the largest slice. */
-            most_rows = mha_max(most_rows, mha_linear_most_rows(job->kernels, in->linear->in_features));
-            job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, in->linear));
+            most_rows = mha_max(most_rows, mha_linear_most_rows(job->kernels, in->given->size));
+            job->panel_bytes = mha_max(job->panel_bytes, mha_linear_panel_bytes(job->kernels, &in->given->W));
         }
     }
     job->n_workers = mha_threads_for(job->n_tasks, job->work);
@@ -109,74 +98,47 @@ static void
 lay_out(mha_layer_job *job, mha_scratch *scratch)
 {
     const mha_layer_args *a = job->args;
-    const size_t itemsize = job->kernels->itemsize;
+    const size_t itemsize = job->kernels->itemsize, batch = a->attention.batch;
     const size_t context_bytes = mha_layer_context_features(a, job->inputs[MHA_VALUES].features) * itemsize;
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        mha_layer_input *in = &job->inputs[i];
-        in->projected = in->kept;
-        if (in->linear->weight != NULL && in->kept == NULL) {
-            in->projected = mha_scratch_take(scratch, a->batch * in->rows, in->features * itemsize);
+        mha_layer_path *in = &job->inputs[i];
+        in->projected = in->given->projected;
+        if (mha_layer_moves(in->given) && in->projected == NULL) {
+            in->projected = mha_scratch_take(scratch, batch * in->rows, in->features * itemsize);
         }
     }
     job->context = a->W_o.weight == NULL ? a->out : a->context;
     if (job->context == NULL) {
-        job->context = mha_scratch_take(scratch, a->batch * a->queries, context_bytes);
+        job->context = mha_scratch_take(scratch, batch * a->attention.queries, context_bytes);
     }
-    job->needed = mha_scratch_take(scratch, a->batch, 2 * sizeof(mha_interval));
+    mha_layer_take_needed(job, scratch);
     job->gathered = mha_scratch_take(scratch, job->n_workers, job->gathered_bytes);
     job->panels = mha_scratch_take(scratch, mha_max(job->n_workers, job->output.n_workers), job->panel_bytes);
 }
 
-void
-mha_layer_needed(const mha_layer_job *job, size_t item, mha_interval needed[MHA_N_INPUTS])
-{
-    const mha_layer_args *a = job->args;
-    size_t n_empty;
-
-    needed[MHA_QUERIES] = (mha_interval){0, a->queries};
-    needed[MHA_KEYS] = needed[MHA_VALUES] = (mha_interval){0, a->keys};
-    if (!mha_sees_all_keys(&a->visible)) {
-        needed[MHA_KEYS] = mha_visible_item(&a->visible, a->queries, a->keys, item, &n_empty);
-        if (n_empty == 0 || a->empty_rows != MHA_EMPTY_UNIFORM) { /* an empty row is the mean of all values */
-            needed[MHA_VALUES] = needed[MHA_KEYS];
-        }
-    }
-}
-
-/* The projected rows of an input (or the input itself), with heads as column slices. */
+/* What attention reads of an input, with heads as column slices. */
 static mha_operand
-by_heads(const mha_layer_input *in, size_t heads)
+by_heads(const mha_layer_job *job, int i)
 {
+    const mha_layer_path *in = &job->inputs[i];
     const ptrdiff_t features = (ptrdiff_t)in->features;
-    mha_operand x = *in->input;
+    mha_operand x = in->given->rows;
 
-    if (in->linear->weight != NULL) {
+    if (mha_layer_moves(in->given)) {
         x = (mha_operand){in->projected, (ptrdiff_t)in->rows * features, 0, features};
     }
-    x.head_stride = features / (ptrdiff_t)heads;
+    x.head_stride = features / (ptrdiff_t)mha_layer_heads(job->args, i);
     return x;
 }
 
 void
 mha_layer_place_inputs(mha_layer_job *job)
 {
-    const size_t batch = job->args->batch, kv_heads = mha_layer_kv_heads(job->args);
-
-    if (!mha_sees_all_keys(&job->args->visible)) {
-        job->inputs[MHA_KEYS].needed = job->needed;
-        job->inputs[MHA_VALUES].needed = job->needed + batch;
-        for (size_t b = 0; b < batch; b++) {
-            mha_interval needed[MHA_N_INPUTS];
-
-            mha_layer_needed(job, b, needed);
-            job->needed[b] = needed[MHA_KEYS];
-            job->needed[batch + b] = needed[MHA_VALUES];
-        }
-    }
-    job->attention.q = by_heads(&job->inputs[MHA_QUERIES], job->args->num_heads);
-    job->attention.k = by_heads(&job->inputs[MHA_KEYS], kv_heads);
-    job->attention.v = by_heads(&job->inputs[MHA_VALUES], kv_heads);
+    mha_layer_find_needed(job);
+    job->attention.q = by_heads(job, MHA_QUERIES);
+    job->attention.k = by_heads(job, MHA_KEYS);
+    job->attention.v = by_heads(job, MHA_VALUES);
 }
 
 /* The attention that is computed; its addresses are those that there are so far. */
@@ -200,40 +162,52 @@ place_memory(mha_layer_job *job)
     mha_layer_place_inputs(job);
     job->attention.out = (mha_result){
         .data = job->context,
-        .batch_stride = (ptrdiff_t)job->args->queries * features,
-        .head_stride = features / (ptrdiff_t)job->args->num_heads,
+        .batch_stride = (ptrdiff_t)job->args->attention.queries * features,
+        .head_stride = features / (ptrdiff_t)job->args->attention.heads,
         .row_stride = features,
     };
     (void)computed(job);
     mha_attention_place(&job->attention_job, &job->scratch);
 }
 
-/* The needed rows from *row to the end of its item, or to `last`; *row moves there.  Rows count through all items. */
+/*
+ * The next run of needed rows from *row on, before `last` and in one item; *row moves behind it, or, if there is none,
+ * to the end of the item.  Rows count through all items.
+ */
 static mha_interval
-next_needed(const mha_layer_input *in, size_t *row, size_t last)
+next_needed(const mha_layer_path *in, size_t *row, size_t last)
 {
     const size_t start = *row / in->rows * in->rows, end = mha_min(start + in->rows, last);
-    const mha_interval all = {0, in->rows}, needed = in->needed != NULL ? in->needed[start / in->rows] : all;
-    const size_t from = mha_min(mha_max(*row, start + needed.first), end), to = mha_min(end, start + needed.last);
+    const mha_needed all = {{0, in->rows}, NULL}, needed = in->needed != NULL ? in->needed[start / in->rows] : all;
+    const size_t stop = mha_min(end, start + needed.rows.last);
+    size_t from = mha_min(mha_max(*row, start + needed.rows.first), end), to = mha_max(from, stop);
 
-    *row = end;
-    return (mha_interval){from, mha_max(from, to)};
+    if (needed.seen != NULL) {
+        while (from < stop && !needed.seen[from - start]) {
+            from++;
+        }
+        for (to = from; to < stop && needed.seen[to - start];) {
+            to++;
+        }
+    }
+    *row = to < stop ? to : end;
+    return (mha_interval){from, to};
 }
 
 /* Copies the needed ones of rows first .. last-1 side by side to `x`, so that tiles are full; how many. */
 static size_t
-gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, char *x)
+gather(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last, char *x)
 {
-    const size_t itemsize = job->kernels->itemsize, in_features = in->linear->in_features;
+    const size_t itemsize = job->kernels->itemsize, size = in->given->size;
     size_t n = 0;
 
     while (first < last) {
         const mha_interval needed = next_needed(in, &first, last);
         if (needed.first < needed.last) {
             const size_t item = needed.first / in->rows;
-            const char *from = mha_operand_at(job->kernels, in->input, item, 0, needed.first - item * in->rows);
-            job->kernels->copy_rows(needed.last - needed.first, in_features, from, in->input->row_stride,
-                                    x + n * in_features * itemsize, (ptrdiff_t)in_features);
+            const char *from = mha_operand_at(job->kernels, &in->given->rows, item, 0, needed.first - item * in->rows);
+            job->kernels->copy_rows(needed.last - needed.first, size, from, in->given->rows.row_stride,
+                                    x + n * size * itemsize, (ptrdiff_t)size);
             n += needed.last - needed.first;
         }
     }
@@ -242,7 +216,7 @@ gather(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t
 
 /* Moves the projections of those rows, which stand at `from` side by side, to the rows' places; the others become 0. */
 static void
-spread(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, const char *from)
+spread(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last, const char *from)
 {
     const size_t row_bytes = in->features * job->kernels->itemsize;
 
@@ -260,7 +234,7 @@ spread(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t
 
 /* Whether the needed ones of rows first .. last-1 are one run, *run, and lie at one constant distance. */
 static int
-are_one_run(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last, mha_interval *run)
+are_one_run(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last, mha_interval *run)
 {
     const int of_one_item = first / in->rows == (last - 1) / in->rows;
     size_t row = first;
@@ -273,59 +247,69 @@ are_one_run(const mha_layer_job *job, const mha_layer_input *in, size_t first, s
         }
         run->last = more.last;
     }
-    return of_one_item || mha_layer_is_even(job, in, in->input->batch_stride, in->input->row_stride);
+    return of_one_item || mha_layer_is_even(job, in, in->given->rows.batch_stride, in->given->rows.row_stride);
 }
 
-/* Turns rows first .. last-1 of the projected queries, counted through all items. */
+/* Copies the needed ones of rows first .. last-1 of an input without projection; the others become 0. */
 static void
-turn_queries(const mha_layer_job *job, const mha_layer_input *in, size_t first, size_t last)
+copy_rows(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last)
 {
-    const mha_layer_args *a = job->args;
     const size_t row_bytes = in->features * job->kernels->itemsize;
 
-    for (size_t row = first; row < last && a->query_turn.cos != NULL; row++) {
-        mha_turn_row(a->dtype, &a->query_turn, row / in->rows, row % in->rows, in->features,
-                     in->projected + row * row_bytes);
+    while (first < last) {
+        const size_t start = first;
+        const mha_interval needed = next_needed(in, &first, last);
+
+        memset(in->projected + start * row_bytes, 0, (needed.first - start) * row_bytes);
+        for (size_t row = needed.first; row < needed.last; row++) {
+            memcpy(in->projected + row * row_bytes,
+                   mha_operand_at(job->kernels, &in->given->rows, row / in->rows, 0, row % in->rows), row_bytes);
+        }
+        memset(in->projected + needed.last * row_bytes, 0, (first - needed.last) * row_bytes);
     }
 }
 
 static void
-project_rows(const mha_layer_job *job, const mha_layer_input *in, size_t task, unsigned worker)
+project_rows(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last, unsigned worker)
 {
-    const size_t first = task * in->plan.task_rows;
-    const size_t last = mha_min(first + in->plan.task_rows, job->args->batch * in->rows);
     char *gathered = job->gathered + worker * job->gathered_bytes;
     mha_interval run;
     const int in_place = are_one_run(job, in, first, last, &run);
     const size_t n = in_place ? run.last - run.first : gather(job, in, first, last, gathered);
     const size_t item = run.first / in->rows, to = in_place ? run.first : last - n;
+    const mha_operand *x = &in->given->rows;
     const mha_linear_rows rows = {
         .rows = n,
-        .x = in_place ? mha_operand_at(job->kernels, in->input, item, 0, run.first - item * in->rows) : gathered,
-        .x_row_stride = in_place ? in->input->row_stride : (ptrdiff_t)in->linear->in_features,
+        .x = in_place ? mha_operand_at(job->kernels, x, item, 0, run.first - item * in->rows) : gathered,
+        .x_row_stride = in_place ? x->row_stride : (ptrdiff_t)in->given->size,
         .y = in->projected + to * in->features * job->kernels->itemsize,
         .y_row_stride = (ptrdiff_t)in->features,
         .panel = job->panels + worker * job->panel_bytes,
     };
 
-    mha_linear_apply(job->kernels, in->linear, &rows);
+    mha_linear_apply(job->kernels, &in->given->W, &rows);
     if (n < last - first) {
         spread(job, in, first, last, rows.y);
     }
-    if (in == &job->inputs[MHA_QUERIES]) {
-        turn_queries(job, in, first, last);
-    }
+    mha_turn_rows(&in->given->turn, job->args->attention.dtype, in->rows, (mha_interval){first, last}, in->features,
+                  in->projected);
 }
 
 /* Tasks take the three inputs in turn: if all are one array, its rows are still in the cache for the next input. */
 static void
-project_task(void *context, size_t task, unsigned worker)
+move_task(void *context, size_t task, unsigned worker)
 {
     const mha_layer_job *job = context;
-    const mha_layer_input *in = &job->inputs[task % MHA_N_INPUTS];
+    const mha_layer_path *in = &job->inputs[task % MHA_N_INPUTS];
+    const size_t first = task / MHA_N_INPUTS * in->plan.task_rows;
+    const size_t last = mha_min(first + in->plan.task_rows, job->args->attention.batch * in->rows);
 
     if (task / MHA_N_INPUTS < in->plan.n_tasks) {
-        project_rows(job, in, task / MHA_N_INPUTS, worker);
+        if (in->given->W.weight != NULL) {
+            project_rows(job, in, first, last, worker);
+        } else {
+            copy_rows(job, in, first, last);
+        }
     }
 }
 
@@ -339,11 +323,11 @@ mha_layer_run(mha_layer_job *job)
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         most_tasks = mha_max(most_tasks, job->inputs[i].plan.n_tasks);
     }
-    mha_parallel_for(most_tasks * MHA_N_INPUTS, job->n_workers, project_task, job);
+    mha_parallel_for(most_tasks * MHA_N_INPUTS, job->n_workers, move_task, job);
     mha_attention_run(&job->attention_job);
     if (a->W_o.weight != NULL) {
         const mha_linear_rows rows = {
-            .rows = a->batch * a->queries,
+            .rows = a->attention.batch * a->attention.queries,
             .x = job->context,
             .x_row_stride = (ptrdiff_t)a->W_o.in_features,
             .y = a->out,
@@ -357,45 +341,46 @@ mha_layer_run(mha_layer_job *job)
 double
 mha_layer_work(const mha_layer_args *a)
 {
-    const size_t features = a->W_q.weight != NULL ? a->W_q.out_features : a->query_size;
-    const size_t values = a->W_v.weight != NULL ? a->W_v.out_features : a->value_size;
-    const size_t heads = mha_max(a->num_heads, 1); /* 0 heads are refused later */
-    const size_t kv_heads = a->kv_heads != 0 ? a->kv_heads : heads;
-    const mha_attention_args attention = {
-        .batch = a->batch,
-        .heads = heads,
-        .queries = a->queries,
-        .keys = a->keys,
-        .head_dim = features / heads,
-        .value_dim = values / kv_heads,
-        .additive_weights = a->additive_weights,
-    };
-    return mha_linear_work(&a->W_q, a->batch, a->queries) + mha_linear_work(&a->W_k, a->batch, a->keys) +
-           mha_linear_work(&a->W_v, a->batch, a->keys) + mha_linear_work(&a->W_o, a->batch, a->queries) +
-           mha_attention_work(&attention);
+    mha_attention_args attention = a->attention;
+    size_t features[MHA_N_INPUTS];
+    double work = mha_linear_work(&a->W_o, attention.batch, attention.queries);
+
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const mha_layer_input *in = &a->inputs[i];
+
+        features[i] = (in->W.weight != NULL ? in->W.out_features : in->size) / mha_max(mha_layer_heads(a, i), 1);
+        work += mha_linear_work(&in->W, attention.batch, i == MHA_QUERIES ? attention.queries : attention.keys);
+    }
+    attention.head_dim = features[MHA_QUERIES]; /* without heads a call is refused, but later */
+    attention.value_dim = features[MHA_VALUES];
+    return work + mha_attention_work(&attention);
 }
 
 int
 mha_layer_has_inputs(const mha_layer_args *a)
 {
-    const int has_queries = a->batch > 0 && a->queries > 0, has_keys = a->batch > 0 && a->keys > 0;
+    int has_all = 1;
 
-    return (a->query_rows.data != NULL || !has_queries || a->query_size == 0) &&
-           (a->key_rows.data != NULL || !has_keys || a->key_size == 0) &&
-           (a->value_rows.data != NULL || !has_keys || a->value_size == 0);
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const size_t rows = i == MHA_QUERIES ? a->attention.queries : a->attention.keys;
+
+        has_all = has_all && (a->inputs[i].rows.data != NULL || a->attention.batch == 0 || rows == 0 ||
+                              a->inputs[i].size == 0);
+    }
+    return has_all;
 }
 
 mha_status
 mha_layer_describe(mha_layer_job *job, const mha_kernels *kernels, const mha_layer_args *args)
 {
-    size_t rows = args->keys;
+    const mha_attention_args *attention = &args->attention;
+    size_t rows = attention->keys;
 
     *job = (mha_layer_job){.args = args, .kernels = kernels, .scratch = MHA_SCRATCH_EMPTY};
-    if (kernels == NULL || args->num_heads == 0 || !describe_inputs(job)) {
+    if (kernels == NULL || attention->heads == 0 || attention->kv_heads == 0 || !describe_inputs(job)) {
         return MHA_ERR_ARG;
     }
-    describe_attention(job);
-    return mha_mul_size(&rows, args->batch) < 0 ? MHA_ERR_SIZE : MHA_OK;
+    return mha_mul_size(&rows, attention->batch) < 0 ? MHA_ERR_SIZE : MHA_OK;
 }
 
 mha_status

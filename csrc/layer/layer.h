@@ -8,30 +8,33 @@
 #include "attention/job.h"
 #include "linear.h"
 
-enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
-
-/* One input on its way to attention: rows of all items, projected or as they are. */
+/* Which rows of an item count: those of the interval that are marked; all of it if none is marked (NULL). */
 typedef struct {
-    const mha_linear *linear; /* linear->weight NULL: nothing to do */
-    const mha_operand *input;
-    const mha_interval *needed; /* rows of each item to project; NULL: all */
-    size_t rows;                /* per item */
-    size_t features;            /* per row, after projection */
-    mha_linear_plan plan;       /* of the forward call */
-    void *kept;                 /* where the caller wants the projected rows, or NULL */
-    char *projected;            /* dense (B, rows, features) */
-} mha_layer_input;
+    mha_interval rows;
+    const uint8_t *seen; /* of all rows of the item */
+} mha_needed;
+
+/* One input on its way to attention: rows of all items, projected, copied, or as they are. */
+typedef struct {
+    const mha_layer_input *given;
+    const mha_needed *needed; /* the rows of each item; NULL: all */
+    size_t rows;              /* per item */
+    size_t features;          /* per row, where attention reads it */
+    mha_linear_plan plan;     /* of the forward call */
+    char *projected;          /* dense (B, rows, features), if rows are moved */
+} mha_layer_path;
 
 typedef struct {
     const mha_layer_args *args;
     const mha_kernels *kernels;
-    mha_attention_args attention;
-    mha_attention_args folded; /* computed where heads share keys: see mha_fold_heads */
+    mha_attention_args attention; /* those of `args`, with operands */
+    mha_attention_args folded;    /* computed where heads share keys: see mha_fold_heads */
     mha_attention_job attention_job;
-    mha_layer_input inputs[MHA_N_INPUTS];
-    mha_interval *needed; /* the needed rows of keys of each item, and behind them those of values of each item */
-    size_t n_tasks;       /* of the projections of the inputs */
-    double work;          /* multiply-adds of these projections */
+    mha_layer_path inputs[MHA_N_INPUTS];
+    mha_needed *needed; /* of keys, item by item, and behind them those of values */
+    uint8_t *seen;      /* (B, K): whether any query sees a key; only with a mask */
+    size_t n_tasks;     /* of moving the inputs */
+    double work;        /* multiply-adds of it */
     unsigned n_workers;
     mha_linear_plan output; /* of W_o */
 
@@ -43,25 +46,39 @@ typedef struct {
     size_t gathered_bytes, panel_bytes;
 } mha_layer_job;
 
-/* 1 if the rows of all items lie at one constant distance, also from the last row of an item to the next item. */
+/* 1 if rows of the input are moved to memory of their own before attention reads them. */
 MHA_INLINE int
-mha_layer_is_even(const mha_layer_job *job, const mha_layer_input *in, ptrdiff_t batch_stride, ptrdiff_t row_stride)
+mha_layer_moves(const mha_layer_input *input)
 {
-    return job->args->batch == 1 || batch_stride == (ptrdiff_t)in->rows * row_stride;
+    return input->W.weight != NULL || input->projected != NULL;
 }
 
-/* Heads of keys and values. */
-MHA_INLINE size_t
-mha_layer_kv_heads(const mha_layer_args *args)
+/* 1 if the rows of all items lie at one constant distance, also from the last row of an item to the next item. */
+MHA_INLINE int
+mha_layer_is_even(const mha_layer_job *job, const mha_layer_path *in, ptrdiff_t batch_stride, ptrdiff_t row_stride)
 {
-    return args->kv_heads != 0 ? args->kv_heads : args->num_heads;
+    return job->args->attention.batch == 1 || batch_stride == (ptrdiff_t)in->rows * row_stride;
+}
+
+/* Its projection number `which` of W_q, W_k, W_v, W_o. */
+MHA_INLINE const mha_linear *
+mha_layer_linear(const mha_layer_args *args, int which)
+{
+    return which < MHA_N_INPUTS ? &args->inputs[which].W : &args->W_o;
+}
+
+/* Heads of an input, as columns of what attention reads. */
+MHA_INLINE size_t
+mha_layer_heads(const mha_layer_args *args, int input)
+{
+    return input == MHA_QUERIES ? args->attention.heads : args->attention.kv_heads;
 }
 
 /* Features of what W_o is applied to, if the values have so many. */
 MHA_INLINE size_t
 mha_layer_context_features(const mha_layer_args *args, size_t value_features)
 {
-    return value_features / mha_layer_kv_heads(args) * args->num_heads;
+    return value_features / args->attention.kv_heads * args->attention.heads;
 }
 
 /* 1 if every input has an address, or no numbers. */
@@ -102,12 +119,19 @@ MHA_MUST_CHECK mha_status mha_layer_call_plan(mha_layer_call *call, const mha_la
 MHA_MUST_CHECK mha_status mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *args,
                                                mha_layer_job *job);
 
-/* Which rows of its inputs an item needs. */
-void mha_layer_needed(const mha_layer_job *job, size_t item, mha_interval needed[MHA_N_INPUTS]);
+/*
+ * needed.c.  Which rows of its inputs an item needs.  seen: room for a mark of each key, if there is a mask; NULL: it is not looked
+ * at, and hides no row.
+ */
+void mha_layer_needed(const mha_layer_job *job, size_t item, uint8_t *seen, mha_needed needed[MHA_N_INPUTS]);
+
+/* Takes memory for what find_needed finds: the rows of keys and values that each item needs. */
+void mha_layer_take_needed(mha_layer_job *job, mha_scratch *scratch);
+void mha_layer_find_needed(mha_layer_job *job);
 
 /*
- * Tells attention where its inputs are, once the addresses of their projected rows are known, and fills job->needed
- * with the rows of keys and values that each item needs.
+ * Tells attention where its inputs are, once the addresses of their projected rows are known, and finds the rows of
+ * keys and values that each item needs.
  */
 void mha_layer_place_inputs(mha_layer_job *job);
 

@@ -27,10 +27,10 @@ static size_t
 numbers_per_item(const mha_layer_job *job)
 {
     const mha_layer_args *a = job->args;
-    size_t n = a->W_o.weight != NULL ? a->queries * a->W_o.in_features : 0;
+    size_t n = a->W_o.weight != NULL ? a->attention.queries * a->W_o.in_features : 0;
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        n += job->inputs[i].linear->weight != NULL ? job->inputs[i].rows * job->inputs[i].features : 0;
+        n += mha_layer_moves(job->inputs[i].given) ? job->inputs[i].rows * job->inputs[i].features : 0;
     }
     return n;
 }
@@ -39,13 +39,13 @@ static void
 cut(mha_layer_call *call)
 {
     const mha_layer_job *whole = &call->whole;
-    const mha_layer_args *a = whole->args;
+    const mha_attention_args *a = &whole->args->attention;
     const size_t bytes = numbers_per_item(whole) * whole->kernels->itemsize;
 
     call->slice_items = a->batch;
     call->n_slices = call->n_workers = 1;
     /* The same as mha_layer_work, from what is known here. */
-    call->work = whole->work + whole->attention_job.problem.work + mha_linear_work(&a->W_o, a->batch, a->queries);
+    call->work = whole->work + whole->attention_job.problem.work + mha_linear_work(&whole->args->W_o, a->batch, a->queries);
     if (whole->attention_job.plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
         a->batch * bytes < 2 * SLICE_BYTES) {
         return; /* SIZE_MAX: the sizes overflowed, which opening the memory will report */
@@ -70,39 +70,59 @@ advanced(const mha_layer_job *job, const void *data, ptrdiff_t numbers)
     return data == NULL ? NULL : (char *)(uintptr_t)data + numbers * (ptrdiff_t)job->kernels->itemsize;
 }
 
-/* Arguments of a call for at most `most` items of the batch, from item `first` on. */
+/* The mask from item `first` on. */
+static mha_mask
+mask_from(mha_mask mask, size_t first, size_t itemsize)
+{
+    if (mask.data != NULL) {
+        mask.data = (const char *)mask.data + (ptrdiff_t)first * mask.batch_stride * (ptrdiff_t)itemsize;
+    }
+    return mask;
+}
+
+/* Attention of at most `most` items of the batch, from item `first` on. */
+static void
+attention_of(const mha_layer_job *whole, size_t first, size_t most, mha_attention_args *part)
+{
+    const mha_attention_args *a = &whole->args->attention;
+    const ptrdiff_t stats = (ptrdiff_t)(first * a->queries * a->heads);
+
+    part->batch = mha_min(most, a->batch - first);
+    part->first_item = a->first_item + first;
+    if (a->visible.valid_lens != NULL) {
+        part->visible.valid_lens += first * a->visible.lens_per_batch;
+    }
+    part->keep_mask = mask_from(a->keep_mask, first, 1);
+    part->bias = mask_from(a->bias, first, whole->kernels->itemsize);
+    part->row_max = advanced(whole, a->row_max, stats);
+    part->row_sum = advanced(whole, a->row_sum, stats);
+    part->lse = advanced(whole, a->lse, stats);
+    part->weights = advanced(whole, a->weights, stats * (ptrdiff_t)a->keys);
+}
+
+/* Arguments of a call for these items. */
 static mha_layer_args
 items_of(const mha_layer_job *whole, size_t first, size_t most)
 {
     const mha_layer_args *a = whole->args;
-    const mha_layer_input *in = whole->inputs;
-    const size_t q_rows = first * a->queries, k_rows = first * a->keys, values = in[MHA_VALUES].features;
-    const size_t context = mha_layer_context_features(a, values);
-    const ptrdiff_t stats = (ptrdiff_t)(q_rows * a->num_heads);
+    const size_t q_rows = first * a->attention.queries;
+    const size_t context = mha_layer_context_features(a, whole->inputs[MHA_VALUES].features);
     const size_t out_features = a->W_o.weight != NULL ? a->W_o.out_features : context;
-    mha_operand *rows[MHA_N_INPUTS];
     mha_layer_args part = *a;
 
-    part.batch = mha_min(most, a->batch - first);
-    rows[MHA_QUERIES] = &part.query_rows;
-    rows[MHA_KEYS] = &part.key_rows;
-    rows[MHA_VALUES] = &part.value_rows;
+    attention_of(whole, first, most, &part.attention);
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        rows[i]->data = advanced(whole, rows[i]->data, (ptrdiff_t)first * rows[i]->batch_stride);
+        const mha_layer_path *in = &whole->inputs[i];
+        mha_layer_input *of = &part.inputs[i];
+        const ptrdiff_t angles = (ptrdiff_t)first * of->turn.batch_stride;
+
+        of->rows.data = advanced(whole, of->rows.data, (ptrdiff_t)first * of->rows.batch_stride);
+        of->turn.cos = advanced(whole, of->turn.cos, angles);
+        of->turn.sin = advanced(whole, of->turn.sin, angles);
+        of->projected = advanced(whole, of->projected, (ptrdiff_t)(first * in->rows * in->features));
     }
-    if (a->visible.valid_lens != NULL) {
-        part.visible.valid_lens += first * a->visible.lens_per_batch;
-    }
-    part.query_turn.cos = advanced(whole, a->query_turn.cos, (ptrdiff_t)first * a->query_turn.batch_stride);
-    part.query_turn.sin = advanced(whole, a->query_turn.sin, (ptrdiff_t)first * a->query_turn.batch_stride);
     part.out = advanced(whole, a->out, (ptrdiff_t)(q_rows * out_features));
-    part.q_projected = advanced(whole, a->q_projected, (ptrdiff_t)(q_rows * in[MHA_QUERIES].features));
-    part.k_projected = advanced(whole, a->k_projected, (ptrdiff_t)(k_rows * in[MHA_KEYS].features));
-    part.v_projected = advanced(whole, a->v_projected, (ptrdiff_t)(k_rows * values));
     part.context = advanced(whole, a->context, (ptrdiff_t)(q_rows * context));
-    part.row_max = advanced(whole, a->row_max, stats);
-    part.row_sum = advanced(whole, a->row_sum, stats);
-    part.weights = advanced(whole, a->weights, stats * (ptrdiff_t)a->keys);
     return part;
 }
 
@@ -112,9 +132,7 @@ mha_layer_slice_plan(const mha_layer_call *call, size_t slice, mha_layer_args *a
     const size_t first = slice * call->slice_items;
 
     *args = items_of(&call->whole, first, call->slice_items);
-    const mha_status status = mha_layer_plan(job, call->whole.kernels, args, MHA_PASS_IN_TASK);
-    job->attention.first_item = first;
-    return status;
+    return mha_layer_plan(job, call->whole.kernels, args, MHA_PASS_IN_TASK);
 }
 
 /* Bytes that suffice for any slice; SIZE_MAX if they overflow. */
@@ -159,17 +177,18 @@ static void
 pack_later(mha_layer_call *call)
 {
     mha_layer_args *a = &call->args;
-    mha_linear *const linears[] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
     size_t most = 0;
 
     for (int i = 0; i < 4; i++) {
         const mha_linear_plan *plan = i < MHA_N_INPUTS ? &call->whole.inputs[i].plan : &call->whole.output;
-        most = mha_linear_in_rows(linears[i]) ? mha_max(most, plan->n_tasks) : most;
+        most = mha_linear_in_rows(mha_layer_linear(a, i)) ? mha_max(most, plan->n_tasks) : most;
     }
     call->packing = (mha_linear_packing){.n = 0};
     for (int i = 0; i < 4 && most > MOST_READS; i++) {
-        if (mha_linear_in_rows(linears[i])) {
-            mha_linear_pack_later(&call->packing, call->whole.kernels, linears[i], &call->scratch);
+        mha_linear *linear = i < MHA_N_INPUTS ? &a->inputs[i].W : &a->W_o;
+
+        if (mha_linear_in_rows(linear)) {
+            mha_linear_pack_later(&call->packing, call->whole.kernels, linear, &call->scratch);
         }
     }
 }
@@ -177,17 +196,16 @@ pack_later(mha_layer_call *call)
 mha_status
 mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args)
 {
-    const mha_kernels *kernels = args == NULL ? NULL : mha_kernels_for(args->dtype);
+    const mha_kernels *kernels = args == NULL ? NULL : mha_kernels_for(args->attention.dtype);
 
     if (kernels == NULL) {
         return MHA_ERR_ARG;
     }
     call->args = *args;
-    const mha_linear *const linears[] = {&args->W_q, &args->W_k, &args->W_v, &args->W_o};
     mha_status status = mha_layer_plan(&call->whole, kernels, &call->args, MHA_PASS_FORWARD);
 
     for (int i = 0; i < 4 && status == MHA_OK; i++) {
-        status = mha_linear_check(kernels, linears[i]);
+        status = mha_linear_check(kernels, mha_layer_linear(args, i));
     }
     if (status == MHA_OK) {
         call->scratch = (mha_scratch)MHA_SCRATCH_EMPTY;
@@ -202,10 +220,11 @@ mha_layer_call_plan(mha_layer_call *call, const mha_layer_args *args)
 static int
 has_result(const mha_layer_args *a)
 {
-    const size_t values = a->W_v.weight != NULL ? a->W_v.out_features : a->value_size;
+    const mha_linear *W_v = &a->inputs[MHA_VALUES].W;
+    const size_t values = W_v->weight != NULL ? W_v->out_features : a->inputs[MHA_VALUES].size;
     const size_t features = a->W_o.weight != NULL ? a->W_o.out_features : values;
 
-    return a->out != NULL || a->batch == 0 || a->queries == 0 || features == 0;
+    return a->out != NULL || a->attention.batch == 0 || a->attention.queries == 0 || features == 0;
 }
 
 mha_status

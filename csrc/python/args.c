@@ -13,15 +13,6 @@ mha_py_given(PyObject *value)
     return value != NULL && value != Py_None;
 }
 
-void
-mha_py_no_options(mha_py_call *call, PyObject *options)
-{
-    if (!call->failed && mha_py_given(options)) {
-        PyErr_Format(PyExc_NotImplementedError, "%s: options", call->function);
-        call->failed = 1;
-    }
-}
-
 double
 mha_py_real(mha_py_call *call, PyObject *value, const char *name)
 {

@@ -101,8 +101,6 @@ void mha_py_check(mha_py_call *call, mha_status status, const char *what);
 PyObject *mha_py_ask(mha_py_call *call, const char *question, const char *format, ...);
 #define mha_py_refuse(...) Py_XDECREF(mha_py_ask(__VA_ARGS__)) /* if only an exception can come */
 void mha_py_type_error(mha_py_call *call, PyObject *value, const char *name, const char *expected);
-/* Options that this entry does not compute yet: NotImplementedError. */
-void mha_py_no_options(mha_py_call *call, PyObject *options);
 
 /* --- Arguments that are no arrays: args.c ---------------------------------------------------- */
 
@@ -220,7 +218,7 @@ int mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha
 PyObject *mha_py_new_tensor(const mha_py_call *call, const npy_intp *dims, const npy_intp *strides, size_t bytes,
                             mha_py_array *result);
 
-/* --- Masks and lengths: args_masks.c ---------------------------------------------------------- */
+/* --- Masks and lengths: args_masks.c; terms of scores: args_scores.c ---------------------------------------------------------- */
 
 /* A bias of like's type, or, if like is NULL, a bool keep_mask; any strides.  Not given: array->array is NULL. */
 void mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
@@ -228,9 +226,6 @@ void mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, cons
 
 /* The mask over scores of shape (B, Q, K) or (B, H, Q, K): axes of length 1 broadcast; without an array, no mask. */
 mha_mask mha_py_broadcast(mha_py_call *call, const mha_py_array *array, int rank, const npy_intp *scores);
-
-/* If one key's numbers lie side by side, as in a transposed array, copies the mask so that a query's do. */
-void mha_py_turn_mask(mha_py_call *call, const mha_attention_args *args, int type, mha_mask *mask);
 
 /* A private snapshot of valid_lens; array is NULL where all keys are valid. */
 typedef struct {
@@ -242,7 +237,40 @@ typedef struct {
 /* keys: how many there are, for a warning of masks; 0 if the lengths are no user's. */
 void mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp queries, npy_intp keys,
                          mha_py_lengths *lengths);
-mha_visibility mha_py_visibility(const mha_py_lengths *lengths);
+void mha_py_see_lengths(const mha_py_lengths *lengths, mha_visibility *visible); /* the rest of *visible stays */
+
+/*
+ * What a call of attention, or of a layer, has beside its operands.  values: NULL or None where it is not given.  terms:
+ * (relative_bias or None, softcap, sinks or None).
+ */
+typedef struct {
+    PyObject *causal, *keep_mask, *bias, *window_left, *window_right, *scale, *terms;
+} mha_py_score_values;
+
+typedef struct {
+    mha_py_array keep_mask, bias, relative_bias, sinks;
+    mha_py_lengths lengths;
+    int rank;
+    npy_intp shape[4]; /* of the scores: (B, Q, K) or (B, H, Q, K), as many axes as `rank` says */
+    double scale;      /* the core's arguments point to it if one was given */
+} mha_py_scores;
+
+/* Reads all of them that are no arrays: a number may be an object whose methods run. */
+void mha_py_take_score_numbers(mha_py_call *call, const mha_py_score_values *values, mha_py_scores *scores,
+                               mha_attention_args *args);
+/* Lays lengths and masks, which are taken, over the scores, whose shape is known, and takes the terms. */
+void mha_py_place_scores(mha_py_call *call, const mha_py_score_values *values, const mha_py_array *like,
+                         mha_py_scores *scores, mha_attention_args *args);
+
+/*
+ * A mask as the core takes it.  One whose queries lie side by side, as in a transposed array, is copied so that a
+ * query's keys do.
+ */
+mha_mask mha_py_place_mask(mha_py_call *call, const mha_py_array *array, const mha_py_scores *scores);
+/* Makes the mask a copy of the call's own, (B or 1, H or 1, Q or 1, K or 1), which is returned; NULL without a mask. */
+PyArrayObject *mha_py_copy_mask(mha_py_call *call, const mha_py_scores *scores, int type, mha_mask *mask);
+/* The gradient of a mask's shape: it is summed over the axes along which the mask broadcasts. */
+mha_mask_result mha_py_mask_gradient(mha_py_call *call, const mha_py_array *gradient, const mha_py_scores *scores);
 
 /* --- The arguments of attention: args_attention.c ----------------------------------------- */
 
@@ -250,11 +278,9 @@ mha_visibility mha_py_visibility(const mha_py_lengths *lengths);
 #define MHA_PY_N_ATTENTION 14
 
 typedef struct {
-    mha_py_array q, k, v, w_v, keep_mask, bias, relative_bias, sinks;
-    mha_py_lengths lengths;
-    npy_intp scores[4];      /* (B, Q, K) or (B, H, Q, K), as many axes as q has */
-    npy_intp out_shape[4];   /* the same with Dv in the last place */
-    double scale;            /* args.scale points to it if one was given */
+    mha_py_array q, k, v, w_v;
+    mha_py_scores scores;    /* as many axes as q has */
+    npy_intp out_shape[4];   /* theirs with Dv in the last place */
     mha_attention_args args; /* all but the outputs; not to be moved */
     double work;             /* multiply-adds, roughly */
 } mha_py_attention;

@@ -5,20 +5,9 @@
  */
 #include "args.h"
 
-#include <math.h>
-
 enum { Q, K, V, W_V, LENS, KEEP, BIAS, CAUSAL, LEFT, RIGHT, SCALE, DROPOUT, SEED, EMPTY };
 
 /* --- Options ------------------------------------------------------------------------------ */
-
-/* How many keys to one side, its own place among them.  No index reaches 2**61: wider windows are cut to it. */
-static int64_t
-take_window(mha_py_call *call, PyObject *value, const char *name)
-{
-    const int64_t window = value == NULL ? -1 : mha_py_whole(call, value, name, -1);
-
-    return window < 0 ? MHA_NO_LIMIT : 1 + (window > INT64_MAX / 4 ? INT64_MAX / 4 : window);
-}
 
 static void
 take_origin(mha_py_call *call, PyObject *value, mha_attention_args *args)
@@ -44,45 +33,16 @@ take_origin(mha_py_call *call, PyObject *value, mha_attention_args *args)
     }
 }
 
-/* The middle one of the terms (relative_bias, softcap, sinks). */
-static void
-take_softcap(mha_py_call *call, PyObject *terms, mha_attention_args *args)
+static mha_py_score_values
+score_values(PyObject *const *values, PyObject *terms)
 {
-    if (call->failed || !mha_py_given(terms)) {
-        return;
-    }
-    if (!PyTuple_Check(terms) || PyTuple_Size(terms) != 3) {
-        mha_py_type_error(call, terms, "score_terms", "None or a tuple (relative_bias, softcap, sinks)");
-        return;
-    }
-    PyObject *const value = PyTuple_GetItem(terms, 1);
-    const double softcap = mha_py_given(value) ? mha_py_real(call, value, "softcap") : 0;
-    if (!call->failed && !(softcap >= 0 && softcap < HUGE_VAL)) {
-        mha_py_refuse(call, "positive", "(Os)", value, "softcap");
-    }
-    args->softcap = softcap;
-}
-
-/* All that is no array.  A number may be an object whose methods run: it is read before any array is. */
-static void
-take_options(mha_py_call *call, PyObject *const *values, mha_py_attention *attention)
-{
-    mha_attention_args *args = &attention->args;
-
-    if (mha_py_given(values[CAUSAL])) {
-        args->visible.causal = mha_py_choice(call, values[CAUSAL], "causal", "top_left", "bottom_right")
-                                   ? MHA_CAUSAL_BOTTOM_RIGHT
-                                   : MHA_CAUSAL_TOP_LEFT;
-    }
-    args->visible.window_left = take_window(call, values[LEFT], "window_left");
-    args->visible.window_right = take_window(call, values[RIGHT], "window_right");
-    if (mha_py_given(values[SCALE])) {
-        attention->scale = mha_py_real(call, values[SCALE], "scale");
-        args->scale = &attention->scale;
-    }
-    args->dropout = values[DROPOUT] == NULL ? 0 : mha_py_probability(call, values[DROPOUT]);
-    args->seed = values[SEED] == NULL ? 0 : mha_py_seed(call, values[SEED]);
-    args->empty_rows = values[EMPTY] == NULL ? MHA_EMPTY_ZERO : mha_py_empty_rows(call, values[EMPTY]);
+    return (mha_py_score_values){.causal = values[CAUSAL],
+                                 .keep_mask = values[KEEP],
+                                 .bias = values[BIAS],
+                                 .window_left = values[LEFT],
+                                 .window_right = values[RIGHT],
+                                 .scale = values[SCALE],
+                                 .terms = terms};
 }
 
 /* --- Arrays ---------------------------------------------------------------------------- */
@@ -112,8 +72,8 @@ take_arrays(mha_py_call *call, PyObject *const *values, mha_py_attention *attent
     if (mha_py_given(values[W_V])) {
         mha_py_take(call, values[W_V], "w_v", MHA_PY_DENSE, q, w_v);
     }
-    mha_py_take_mask(call, values[KEEP], "keep_mask", NULL, &attention->keep_mask);
-    mha_py_take_mask(call, values[BIAS], "bias", q, &attention->bias);
+    mha_py_take_mask(call, values[KEEP], "keep_mask", NULL, &attention->scores.keep_mask);
+    mha_py_take_mask(call, values[BIAS], "bias", q, &attention->scores.bias);
     if (!call->failed && !shapes_fit(q, k, v, w_v)) {
         mha_py_refuse(call, "attention", "(OOOO)", q->array, k->array, v->array, mha_py_or_none(w_v->array));
     }
@@ -139,69 +99,10 @@ note_sizes(mha_py_attention *attention)
     args->additive_weights = attention->w_v.data;
     attention->work = mha_attention_work(args);
 
+    attention->scores.rank = rank;
     for (int i = 0; i < rank; i++) {
-        attention->scores[i] = i < rank - 1 ? attention->q.shape[i] : attention->k.shape[rank - 2];
+        attention->scores.shape[i] = i < rank - 1 ? attention->q.shape[i] : attention->k.shape[rank - 2];
         attention->out_shape[i] = i < rank - 1 ? attention->q.shape[i] : attention->v.shape[i];
-    }
-}
-
-/* What restricts the keys of arrays that are taken. */
-static void
-take_restrictions(mha_py_call *call, PyObject *const *values, int is_part, mha_py_attention *attention)
-{
-    mha_attention_args *args = &attention->args;
-    const mha_py_array *q = &attention->q;
-    /* The lengths of a part were cut from a user's, so they are no mask by mistake. */
-    const npy_intp keys = is_part ? 0 : attention->scores[q->rank - 1];
-
-    mha_py_take_lengths(call, values[LENS], q->shape[0], q->shape[q->rank - 2], keys, &attention->lengths);
-    args->visible.valid_lens = attention->lengths.data;
-    args->visible.lens_per_batch = attention->lengths.per_batch;
-    args->keep_mask = mha_py_broadcast(call, &attention->keep_mask, q->rank, attention->scores);
-    args->bias = mha_py_broadcast(call, &attention->bias, q->rank, attention->scores);
-    mha_py_turn_mask(call, args, NPY_BOOL, &args->keep_mask);
-    mha_py_turn_mask(call, args, q->type, &args->bias);
-}
-
-/* --- Terms of the score --------------------------------------------------------------------- */
-
-static void
-take_relative_bias(mha_py_call *call, PyObject *value, mha_py_attention *attention)
-{
-    mha_py_array *table = &attention->relative_bias;
-    const size_t heads = attention->args.heads;
-
-    mha_py_take(call, value, "relative_bias", MHA_PY_DENSE, &attention->q, table);
-    if (!call->failed && (table->rank != 2 || (size_t)table->shape[0] != heads || table->shape[1] % 2 == 0)) {
-        mha_py_refuse(call, "relative_bias", "(On)", table->array, (Py_ssize_t)heads);
-    }
-    attention->args.relative_bias = table->data;
-    attention->args.relative_reach = (size_t)table->shape[1] / 2;
-}
-
-static void
-take_sinks(mha_py_call *call, PyObject *value, mha_py_attention *attention)
-{
-    const npy_intp heads = (npy_intp)attention->args.heads;
-
-    mha_py_take(call, value, "sinks", MHA_PY_DENSE, &attention->q, &attention->sinks);
-    mha_py_need_rank(call, &attention->sinks, 1, "(H,)");
-    mha_py_need_shape(call, &attention->sinks, 1, &heads);
-    attention->args.sinks = attention->sinks.data;
-}
-
-/* The arrays among the terms (relative_bias, softcap, sinks). */
-static void
-take_terms(mha_py_call *call, PyObject *terms, mha_py_attention *attention)
-{
-    if (call->failed || !mha_py_given(terms)) {
-        return;
-    }
-    if (mha_py_given(PyTuple_GetItem(terms, 0))) {
-        take_relative_bias(call, PyTuple_GetItem(terms, 0), attention);
-    }
-    if (mha_py_given(PyTuple_GetItem(terms, 2))) {
-        take_sinks(call, PyTuple_GetItem(terms, 2), attention);
     }
 }
 
@@ -211,18 +112,26 @@ void
 mha_py_take_attention(mha_py_call *call, PyObject *const *values, PyObject *origin, PyObject *terms,
                       mha_py_attention *attention)
 {
-    take_options(call, values, attention);
-    take_origin(call, origin, &attention->args);
-    take_softcap(call, terms, &attention->args);
+    const mha_py_score_values of_scores = score_values(values, terms);
+    mha_attention_args *args = &attention->args;
+    mha_py_scores *scores = &attention->scores;
+
+    mha_py_take_score_numbers(call, &of_scores, scores, args);
+    args->dropout = values[DROPOUT] == NULL ? 0 : mha_py_probability(call, values[DROPOUT]);
+    args->seed = values[SEED] == NULL ? 0 : mha_py_seed(call, values[SEED]);
+    args->empty_rows = values[EMPTY] == NULL ? MHA_EMPTY_ZERO : mha_py_empty_rows(call, values[EMPTY]);
+    take_origin(call, origin, args);
     take_arrays(call, values, attention);
     if (call->failed) {
         return; /* what follows reads their sizes */
     }
     note_sizes(attention);
-    take_restrictions(call, values, mha_py_given(origin), attention);
-    take_terms(call, terms, attention);
+    /* The lengths of a part were cut from a user's, so they are no mask by mistake. */
+    mha_py_take_lengths(call, values[LENS], attention->q.shape[0], attention->q.shape[scores->rank - 2],
+                        mha_py_given(origin) ? 0 : scores->shape[scores->rank - 1], &scores->lengths);
+    mha_py_place_scores(call, &of_scores, &attention->q, scores, args);
     if (values[SEED] != NULL) {
-        mha_py_draw_seed(call, values[SEED], &attention->args.seed);
+        mha_py_draw_seed(call, values[SEED], &args->seed);
     }
 }
 
@@ -230,7 +139,8 @@ void
 mha_py_take_statistics(mha_py_call *call, PyObject *row_max, PyObject *row_sum, mha_py_attention *attention)
 {
     const mha_py_array *q = &attention->q;
+    const npy_intp *shape = attention->scores.shape;
 
-    attention->args.row_max = mha_py_take_numbers(call, row_max, "row_max", q->rank - 1, attention->scores, q);
-    attention->args.row_sum = mha_py_take_numbers(call, row_sum, "row_sum", q->rank - 1, attention->scores, q);
+    attention->args.row_max = mha_py_take_numbers(call, row_max, "row_max", q->rank - 1, shape, q);
+    attention->args.row_sum = mha_py_take_numbers(call, row_sum, "row_sum", q->rank - 1, shape, q);
 }

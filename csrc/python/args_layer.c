@@ -5,6 +5,8 @@
  */
 #include "layer_call.h"
 
+#include <string.h>
+
 static int
 is_projected(const mha_py_layer *layer, int which)
 {
@@ -49,7 +51,7 @@ take_inputs(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
         layer->w_v_is_weight = 1;
     }
     mha_py_take_lengths(call, values[MHA_PY_LENS], queries->shape[0], queries->shape[1],
-                        layer->counts_lengths ? 0 : keys->shape[1], &layer->lengths);
+                        layer->counts_lengths ? 0 : keys->shape[1], &layer->scores.lengths);
 }
 
 static const char *const projection_names[] = {"W_q", "W_k", "W_v", "W_o"};
@@ -59,11 +61,15 @@ static void
 take_projections(mha_py_call *call, PyObject *tuple, mha_py_layer *layer)
 {
     const Py_ssize_t n = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
+    const int is_joint = n == MHA_PY_N_PARAMETERS && mha_py_given(layer->options.rows);
 
     if (!call->failed && n != MHA_PY_N_PROJECTIONS && n != MHA_PY_N_PARAMETERS) {
         mha_py_type_error(call, tuple, "projections", "a tuple (W_q, W_k, W_v, W_o)");
     }
-    for (int i = 0; i < MHA_PY_N_PROJECTIONS && !call->failed; i++) {
+    if (is_joint) {
+        mha_py_take_joint(call, tuple, layer);
+    }
+    for (int i = is_joint ? MHA_PY_W_O : 0; i < MHA_PY_N_PROJECTIONS && !call->failed; i++) {
         PyObject *const one = PyTuple_GetItem(tuple, i);
 
         if (one != Py_None && n == MHA_PY_N_PARAMETERS) { /* None: the caller zeroed the struct */
@@ -144,50 +150,161 @@ take_options(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
     } else {
         layer->heads = layer->kv_heads = take_heads(call, heads, "num_heads");
     }
-    layer->args.empty_rows = mha_py_empty_rows(call, values[MHA_PY_EMPTY]);
-    layer->args.dropout = mha_py_probability(call, values[MHA_PY_DROPOUT]);
-    layer->args.seed = mha_py_seed(call, values[MHA_PY_SEED]);
+    layer->args.attention.empty_rows = mha_py_empty_rows(call, values[MHA_PY_EMPTY]);
+    layer->args.attention.dropout = mha_py_probability(call, values[MHA_PY_DROPOUT]);
+    layer->args.attention.seed = mha_py_seed(call, values[MHA_PY_SEED]);
+    mha_py_take_score_numbers(call, &layer->options.scores, &layer->scores, &layer->args.attention);
+}
+
+static mha_layer_input
+input_of(const mha_py_layer *layer, int which, const mha_py_array *rows)
+{
+    mha_layer_input input = layer->args.inputs[which]; /* what turns it, and where it is kept */
+
+    input.rows = mha_py_operand(rows);
+    input.size = (size_t)rows->shape[2];
+    input.W = layer->W[which].linear;
+    return input;
 }
 
 void
 mha_py_note_sizes(mha_py_layer *layer)
 {
     mha_layer_args *args = &layer->args;
+    mha_attention_args *attention = &args->attention;
 
-    args->dtype = mha_py_dtype(layer->queries.type);
-    args->batch = (size_t)layer->queries.shape[0];
-    args->queries = (size_t)layer->queries.shape[1];
-    args->keys = (size_t)layer->keys.shape[1];
-    args->num_heads = (size_t)layer->heads;
-    args->kv_heads = (size_t)layer->kv_heads;
-    args->query_size = (size_t)layer->queries.shape[2];
-    args->key_size = (size_t)layer->keys.shape[2];
-    args->value_size = (size_t)layer->values.shape[2];
-    args->query_rows = mha_py_operand(&layer->queries);
-    args->key_rows = mha_py_operand(&layer->keys);
-    args->value_rows = mha_py_operand(&layer->values);
-    args->W_q = layer->W[MHA_PY_W_Q].linear;
-    args->W_k = layer->W[MHA_PY_W_K].linear;
-    args->W_v = layer->W[MHA_PY_W_V].linear;
+    attention->dtype = mha_py_dtype(layer->queries.type);
+    attention->batch = (size_t)layer->queries.shape[0];
+    attention->queries = (size_t)layer->queries.shape[1];
+    attention->keys = (size_t)layer->keys.shape[1];
+    attention->heads = (size_t)layer->heads;
+    attention->kv_heads = (size_t)layer->kv_heads;
+    attention->additive_weights = layer->w_v.data;
+    args->inputs[MHA_QUERIES] = input_of(layer, MHA_PY_W_Q, &layer->queries);
+    args->inputs[MHA_KEYS] = input_of(layer, MHA_PY_W_K, &layer->keys);
+    args->inputs[MHA_VALUES] = input_of(layer, MHA_PY_W_V, &layer->values);
     args->W_o = layer->W[MHA_PY_W_O].linear;
-    args->additive_weights = layer->w_v.data;
-    args->visible = mha_py_visibility(&layer->lengths);
+    mha_py_see_lengths(&layer->scores.lengths, &attention->visible);
     layer->work = mha_layer_work(args);
+}
+
+/* --- Turns and masks -------------------------------------------------------------------------------- */
+
+mha_turn
+mha_py_take_turn(mha_py_call *call, PyObject *value, npy_intp rows, const mha_py_layer *layer)
+{
+    npy_intp shape[] = {layer->queries.shape[0], rows, layer->qk_features / layer->heads / 2};
+    mha_turn turn = {.pairs = (size_t)shape[2]};
+
+    if (call->failed || !mha_py_given(value)) {
+        return (mha_turn){.cos = NULL};
+    }
+    if (!PyTuple_Check(value) || PyTuple_Size(value) != 2) {
+        mha_py_type_error(call, value, "turn", "None or (cosines, sines)");
+    }
+    for (int i = 0, rank = 2; i < 2 && !call->failed; i++) {
+        mha_py_array table = {0};
+
+        mha_py_take(call, PyTuple_GetItem(value, i), i == 0 ? "cosines" : "sines", MHA_PY_DENSE, &layer->queries,
+                    &table);
+        if (i == 0 && !call->failed && (table.rank == 2 || table.rank == 3)) { /* the sines are like the cosines */
+            rank = table.rank;
+            shape[1] = table.shape[rank - 2] > rows ? table.shape[rank - 2] : rows;
+        }
+        mha_py_need_shape(call, &table, rank, shape + 3 - rank);
+        *(i == 0 ? &turn.cos : &turn.sin) = table.data;
+        turn.batch_stride = rank == 3 ? shape[1] * shape[2] : 0;
+    }
+    return turn;
+}
+
+/* Inserts an axis of one head into a mask (B, Q, K) of a layer that has one. */
+static void
+add_head_axis(mha_py_array *mask)
+{
+    if (mask->rank == 3) {
+        for (int i = 3; i > 1; i--) {
+            mask->shape[i] = mask->shape[i - 1];
+            mask->stride[i] = mask->stride[i - 1];
+        }
+        mask->shape[1] = 1;
+        mask->stride[1] = 0;
+        mask->rank = 4;
+    }
+}
+
+void
+mha_py_place_layer(mha_py_call *call, PyObject *const *values, npy_intp n_keys, mha_py_layer *layer)
+{
+    mha_py_scores *scores = &layer->scores;
+    const npy_intp shape[4] = {layer->queries.shape[0], layer->heads, layer->queries.shape[1], n_keys};
+
+    scores->rank = 4;
+    memcpy(scores->shape, shape, sizeof(shape));
+    layer->bias_rank = scores->bias.rank;
+    if (layer->heads == 1) {
+        add_head_axis(&scores->keep_mask);
+        add_head_axis(&scores->bias);
+    }
+    mha_py_place_scores(call, &layer->options.scores, &layer->queries, scores, &layer->args.attention);
+    mha_py_draw_seed(call, values[MHA_PY_SEED], &layer->args.attention.seed);
 }
 
 /* --- The whole ------------------------------------------------------------------------------------- */
 
-void
-mha_py_take_layer(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
+mha_py_options
+mha_py_layer_options(mha_py_call *call, PyObject *tuple)
 {
+    PyObject *at[MHA_PY_N_OPTIONS] = {NULL};
+    const Py_ssize_t n = !mha_py_given(tuple) ? 0 : PyTuple_Check(tuple) ? PyTuple_Size(tuple) : MHA_PY_N_OPTIONS + 1;
+
+    if (!call->failed && n > MHA_PY_N_OPTIONS) {
+        mha_py_type_error(call, tuple, "options",
+                          "None or a tuple (causal, keep_mask, bias, turn, rows, window_left, window_right, scale, "
+                          "score_terms)");
+    }
+    for (Py_ssize_t i = 0; i < n && !call->failed; i++) {
+        at[i] = PyTuple_GetItem(tuple, i);
+    }
+    for (int i = MHA_PY_LEFT; i <= MHA_PY_RIGHT; i++) {
+        at[i] = at[i] == Py_None ? NULL : at[i];
+    }
+    return (mha_py_options){
+        .scores = {.causal = at[MHA_PY_CAUSAL],
+                   .keep_mask = at[MHA_PY_KEEP_MASK],
+                   .bias = at[MHA_PY_BIAS],
+                   .window_left = at[MHA_PY_LEFT],
+                   .window_right = at[MHA_PY_RIGHT],
+                   .scale = at[MHA_PY_SCALE],
+                   .terms = at[MHA_PY_TERMS]},
+        .turn = at[MHA_PY_TURN],
+        .rows = at[MHA_PY_ROWS_OF],
+    };
+}
+
+void
+mha_py_take_layer(mha_py_call *call, PyObject *const *values, PyObject *options, mha_py_layer *layer)
+{
+    mha_layer_args *args = &layer->args;
+
+    layer->options = mha_py_layer_options(call, options);
     take_options(call, values, layer); /* first: a number may be an object whose methods run */
     take_inputs(call, values, layer);
     take_projections(call, values[MHA_PY_FOUR], layer);
+    mha_py_take_mask(call, layer->options.scores.keep_mask, "keep_mask", NULL, &layer->scores.keep_mask);
+    mha_py_take_mask(call, layer->options.scores.bias, "bias", &layer->queries, &layer->scores.bias);
+    if (call->failed) {
+        return;
+    }
+    check_features(call, layer);
+    const int turns_keys = is_projected(layer, MHA_PY_W_K);
+    const npy_intp queries = layer->queries.shape[1], keys = turns_keys ? layer->keys.shape[1] : 0;
+    args->inputs[MHA_QUERIES].turn =
+        mha_py_take_turn(call, layer->options.turn, queries > keys ? queries : keys, layer);
+    args->inputs[MHA_KEYS].turn = turns_keys ? args->inputs[MHA_QUERIES].turn : (mha_turn){.cos = NULL};
     if (!call->failed) {
-        check_features(call, layer);
         mha_py_note_sizes(layer);
     }
-    mha_py_draw_seed(call, values[MHA_PY_SEED], &layer->args.seed);
 }
 
 void
@@ -195,6 +312,7 @@ mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys)
 {
     layer->keys.shape[1] = layer->values.shape[1] = n_keys;
     layer->W[MHA_PY_W_K].linear = layer->W[MHA_PY_W_V].linear = (mha_linear){.weight = NULL};
+    layer->args.inputs[MHA_KEYS].turn = (mha_turn){.cos = NULL};
     mha_py_note_sizes(layer);
 }
 
@@ -204,8 +322,8 @@ mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys)
 static int
 weights_are_smaller(const mha_py_layer *layer)
 {
-    const double batch = (double)layer->args.batch, queries = (double)layer->args.queries;
-    const double keys = (double)layer->args.keys;
+    const double batch = (double)layer->args.attention.batch;
+    const double queries = (double)layer->args.attention.queries, keys = (double)layer->args.attention.keys;
 
     return batch * (double)layer->heads * queries * keys <=
            batch * (queries * (double)layer->qk_features + keys * (double)layer->key_features);
@@ -215,35 +333,40 @@ void
 mha_py_list_kept(mha_py_layer *layer, int training, mha_py_kept_array kept[MHA_PY_N_KEPT])
 {
     mha_layer_args *args = &layer->args;
+    mha_layer_input *inputs = args->inputs;
+    mha_attention_args *attention = &args->attention;
     const npy_intp batch = layer->queries.shape[0], queries = layer->queries.shape[1], keys = layer->keys.shape[1];
-    const npy_intp heads = layer->heads, scored = layer->qk_features, valued = layer->value_features;
-    const npy_intp context = layer->context_features;
+    const npy_intp heads = layer->heads, context = layer->context_features;
     const int has_W_q = is_projected(layer, MHA_PY_W_Q), has_W_k = is_projected(layer, MHA_PY_W_K);
     const int has_W_v = is_projected(layer, MHA_PY_W_V), has_W_o = is_projected(layer, MHA_PY_W_O);
     const int again = (training && has_W_q && has_W_k) || !weights_are_smaller(layer); /* weights, when read */
 
-    kept[MHA_PY_KEPT_ISA].wanted = kept[MHA_PY_KEPT_LENS].wanted = 0; /* no arrays of numbers */
-    kept[MHA_PY_KEPT_HEADS].wanted = kept[MHA_PY_KEPT_EMPTY].wanted = kept[MHA_PY_KEPT_SEED].wanted = 0;
+    for (int i = 0; i < MHA_PY_N_KEPT; i++) {
+        kept[i].wanted = 0; /* most of the others are no arrays of numbers */
+    }
     kept[MHA_PY_KEPT_WEIGHTS] =
-        (mha_py_kept_array){"attention_weights", 4, !again, {batch, heads, queries, keys}, &args->weights};
+        (mha_py_kept_array){"attention_weights", 4, !again, {batch, heads, queries, keys}, &attention->weights};
     kept[MHA_PY_KEPT_Q] = (mha_py_kept_array){"the projected queries",
                                               3,
                                               again || (training && has_W_q),
-                                              {batch, queries, scored},
-                                              has_W_q ? &args->q_projected : NULL};
+                                              {batch, queries, layer->qk_features},
+                                              &inputs[MHA_QUERIES].projected};
     kept[MHA_PY_KEPT_K] = (mha_py_kept_array){"the projected keys",
                                               3,
                                               again || (training && has_W_k),
                                               {batch, keys, layer->key_features},
-                                              has_W_k ? &args->k_projected : NULL};
+                                              &inputs[MHA_KEYS].projected};
     kept[MHA_PY_KEPT_W_V] =
         (mha_py_kept_array){"w_v", 1, again && layer->w_v.array != NULL, {layer->w_v.shape[0]}, NULL};
     kept[MHA_PY_KEPT_ROW_MAX] =
-        (mha_py_kept_array){"the row statistics", 3, again || training, {batch, heads, queries}, &args->row_max};
+        (mha_py_kept_array){"the row statistics", 3, again || training, {batch, heads, queries}, &attention->row_max};
     kept[MHA_PY_KEPT_ROW_SUM] = kept[MHA_PY_KEPT_ROW_MAX];
-    kept[MHA_PY_KEPT_ROW_SUM].place = &args->row_sum;
-    kept[MHA_PY_KEPT_V] = (mha_py_kept_array){
-        "the projected values", 3, training && has_W_v, {batch, keys, valued}, has_W_v ? &args->v_projected : NULL};
+    kept[MHA_PY_KEPT_ROW_SUM].place = &attention->row_sum;
+    kept[MHA_PY_KEPT_V] = (mha_py_kept_array){"the projected values",
+                                              3,
+                                              training && has_W_v,
+                                              {batch, keys, layer->value_features},
+                                              &inputs[MHA_VALUES].projected};
     kept[MHA_PY_KEPT_CONTEXT] = (mha_py_kept_array){
         "the attended values", 3, training, {batch, queries, context}, has_W_o ? &args->context : NULL};
 }

@@ -58,43 +58,74 @@ mha_py_broadcast(mha_py_call *call, const mha_py_array *array, int rank, const n
 
 /* So many queries at a time: NumPy's own copy of a transposed array takes as long as several calls. */
 #define COPY_QUERIES ((npy_intp)32)
-#define COPY_TRANSPOSED(type) \
-    static void copy_##type(const void *from, ptrdiff_t key_stride, npy_intp queries, npy_intp keys, void *to) \
+#define COPY_MATRIX(type) \
+    static void copy_##type(const void *from, ptrdiff_t query_stride, ptrdiff_t key_stride, npy_intp queries, \
+                            npy_intp keys, void *to) \
     { \
         for (npy_intp first = 0; first < queries; first += COPY_QUERIES) { \
             for (npy_intp j = 0; j < keys; j++) { \
                 for (npy_intp i = first; i < first + COPY_QUERIES && i < queries; i++) { \
-                    ((type *)to)[i * keys + j] = ((const type *)from)[j * key_stride + i]; \
+                    ((type *)to)[i * keys + j] = ((const type *)from)[j * key_stride + i * query_stride]; \
                 } \
             } \
         } \
     }
-COPY_TRANSPOSED(uint8_t)
-COPY_TRANSPOSED(float)
-COPY_TRANSPOSED(double)
+COPY_MATRIX(uint8_t)
+COPY_MATRIX(float)
+COPY_MATRIX(double)
 
-void
-mha_py_turn_mask(mha_py_call *call, const mha_attention_args *args, int type, mha_mask *mask)
+PyArrayObject *
+mha_py_copy_mask(mha_py_call *call, const mha_py_scores *scores, int type, mha_mask *mask)
 {
-    const npy_intp queries = (npy_intp)args->queries, keys = (npy_intp)args->keys;
-    const npy_intp items = mask->batch_stride != 0 ? (npy_intp)args->batch : 1;
-    const npy_intp heads = mask->head_stride != 0 ? (npy_intp)args->heads : 1;
-    const npy_intp dims[4] = {items, heads, queries, keys};
-    const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(type), matrix = queries * keys;
+    const npy_intp *shape = scores->shape, *matrix_shape = shape + scores->rank - 2;
+    const npy_intp dims[4] = {mask->batch_stride != 0 ? shape[0] : 1, mask->head_stride != 0 ? shape[1] : 1,
+                              mask->query_stride != 0 ? matrix_shape[0] : 1,
+                              mask->key_stride != 0 ? matrix_shape[1] : 1};
+    const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(type), matrix = dims[2] * dims[3];
 
-    if (call->failed || mask->data == NULL || mask->query_stride != 1 || mask->key_stride == 0 || queries * keys == 0) {
-        return;
+    if (call->failed || mask->data == NULL) {
+        return NULL;
     }
-    char *const to = mha_py_data(mha_py_new(call, "a copy of a transposed mask", 4, dims, type));
-    for (npy_intp i = 0; i < items * heads && to != NULL; i++) {
-        const ptrdiff_t at = i / heads * mask->batch_stride + i % heads * mask->head_stride;
+    PyArrayObject *const copy = mha_py_new(call, "a copy of a mask", 4, dims, type);
+    char *const to = mha_py_data(copy);
+    for (npy_intp i = 0; i < dims[0] * dims[1] && matrix > 0 && to != NULL; i++) {
+        const ptrdiff_t at = i / dims[1] * mask->batch_stride + i % dims[1] * mask->head_stride;
         const char *from = (const char *)mask->data + at * itemsize;
 
+        if (mask->key_stride == 1 || dims[3] == 1) {
+            mha_py_copy_rows(to + i * matrix * itemsize, from, dims[2], dims[3] * itemsize,
+                             mask->query_stride * itemsize);
+            continue;
+        }
         (itemsize == 1   ? copy_uint8_t
          : itemsize == 4 ? copy_float
-                         : copy_double)(from, mask->key_stride, queries, keys, to + i * matrix * itemsize);
+                         : copy_double)(from, mask->query_stride, mask->key_stride, dims[2], dims[3],
+                                        to + i * matrix * itemsize);
     }
-    *mask = (mha_mask){to, items > 1 ? heads * matrix : 0, heads > 1 ? matrix : 0, keys, 1};
+    *mask = (mha_mask){to, dims[0] > 1 ? dims[1] * matrix : 0, dims[1] > 1 ? matrix : 0, dims[2] > 1 ? dims[3] : 0,
+                       dims[3] > 1 ? 1 : 0};
+    return copy;
+}
+
+mha_mask
+mha_py_place_mask(mha_py_call *call, const mha_py_array *array, const mha_py_scores *scores)
+{
+    const npy_intp *matrix = scores->shape + scores->rank - 2;
+    mha_mask mask = mha_py_broadcast(call, array, scores->rank, scores->shape);
+
+    if (mask.data != NULL && mask.query_stride == 1 && mask.key_stride != 0 && matrix[0] > 0 && matrix[1] > 0) {
+        (void)mha_py_copy_mask(call, scores, array->type, &mask);
+    }
+    return mask;
+}
+
+mha_mask_result
+mha_py_mask_gradient(mha_py_call *call, const mha_py_array *gradient, const mha_py_scores *scores)
+{
+    const mha_mask strides = mha_py_broadcast(call, gradient, scores->rank, scores->shape);
+
+    return (mha_mask_result){mha_py_numbers(gradient), strides.batch_stride, strides.head_stride, strides.query_stride,
+                             strides.key_stride};
 }
 
 /* --- Lengths --------------------------------------------------------------------------------- */
@@ -172,11 +203,9 @@ mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy_intp
     warn_of_odd(call, lengths->data, PyArray_SIZE(array), rank == 2 && queries == keys && keys > 1);
 }
 
-mha_visibility
-mha_py_visibility(const mha_py_lengths *lengths)
+void
+mha_py_see_lengths(const mha_py_lengths *lengths, mha_visibility *visible)
 {
-    return (mha_visibility){.valid_lens = lengths->data,
-                            .lens_per_batch = lengths->per_batch,
-                            .window_left = MHA_NO_LIMIT,
-                            .window_right = MHA_NO_LIMIT};
+    visible->valid_lens = lengths->data;
+    visible->lens_per_batch = lengths->per_batch;
 }

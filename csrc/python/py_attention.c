@@ -5,7 +5,7 @@
  * The backward call takes what the forward call took and returned, and checks it all again.
  * SPDX-License-Identifier: BSD-3-Clause
  */
-#include "args.h"
+#include "layer_call.h"
 
 /* --- Forward --------------------------------------------------------------------------------- */
 
@@ -39,7 +39,7 @@ py_attention_forward(mha_py_call *call, PyObject *const *values)
 
     mha_py_take_attention(call, values, values[ORIGIN], values[TERMS], &attention);
     const int rank = attention.q.rank, type = attention.q.type;
-    const npy_intp *scores = attention.scores;
+    const npy_intp *scores = attention.scores.shape;
     mha_py_array results[N_RESULTS] = {{0}};
     new_output(call, &attention, &results[OF_OUT]);
     if (weights) {
@@ -107,16 +107,6 @@ new_like(mha_py_call *call, const char *name, const mha_py_array *operand, mha_p
     }
 }
 
-/* The gradient of a bias has the bias's shape: it is summed over the axes along which the bias broadcasts. */
-static mha_mask_result
-bias_gradient(mha_py_call *call, const mha_py_attention *attention, const mha_py_array *grad_bias)
-{
-    const mha_mask strides = mha_py_broadcast(call, grad_bias, attention->q.rank, attention->scores);
-
-    return (mha_mask_result){mha_py_numbers(grad_bias), strides.batch_stride, strides.head_stride, strides.query_stride,
-                             strides.key_stride};
-}
-
 PyObject *
 py_attention_backward(mha_py_call *call, PyObject *const *values)
 {
@@ -132,10 +122,10 @@ py_attention_backward(mha_py_call *call, PyObject *const *values)
     new_like(call, "grad_v", &attention.v, &results[GRAD_V]);
     new_like(call, "grad_w_v", &attention.w_v, &results[GRAD_W_V]);
     if (with_bias) {
-        new_like(call, "grad_bias", &attention.bias, &results[GRAD_BIAS]);
+        new_like(call, "grad_bias", &attention.scores.bias, &results[GRAD_BIAS]);
     }
-    new_like(call, "grad_relative_bias", &attention.relative_bias, &results[GRAD_TABLE]);
-    new_like(call, "grad_sinks", &attention.sinks, &results[GRAD_SINKS]);
+    new_like(call, "grad_relative_bias", &attention.scores.relative_bias, &results[GRAD_TABLE]);
+    new_like(call, "grad_sinks", &attention.scores.sinks, &results[GRAD_SINKS]);
     if (call->failed) {
         return NULL;
     }
@@ -148,7 +138,7 @@ py_attention_backward(mha_py_call *call, PyObject *const *values)
     grads.grad_k = mha_py_result(&results[GRAD_K]);
     grads.grad_v = mha_py_result(&results[GRAD_V]);
     grads.grad_additive_weights = mha_py_numbers(&results[GRAD_W_V]);
-    grads.grad_bias = bias_gradient(call, &attention, &results[GRAD_BIAS]);
+    grads.grad_bias = mha_py_mask_gradient(call, &results[GRAD_BIAS], &attention.scores);
     grads.grad_relative_bias = mha_py_numbers(&results[GRAD_TABLE]);
     grads.grad_sinks = mha_py_numbers(&results[GRAD_SINKS]);
     if (has_heads) {
@@ -164,15 +154,16 @@ PyObject *
 py_attention_weights(mha_py_call *call, PyObject *const *given)
 {
     enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY, OPTIONS };
-    PyObject *const values[MHA_PY_N_ATTENTION] = {given[Q],   given[K],    given[K],
-                                                  given[W_V], given[LENS], [MHA_PY_N_ATTENTION - 1] = given[EMPTY]};
+    const mha_py_score_values options = mha_py_layer_options(call, given[OPTIONS]).scores;
+    PyObject *const values[MHA_PY_N_ATTENTION] = {
+        given[Q], given[K], given[K], given[W_V], given[LENS], options.keep_mask, options.bias, options.causal,
+        options.window_left, options.window_right, options.scale, [MHA_PY_N_ATTENTION - 1] = given[EMPTY]};
     mha_py_attention attention = {0};
     mha_py_array weights = {0};
 
-    mha_py_take_attention(call, values, NULL, NULL, &attention);
-    mha_py_no_options(call, given[OPTIONS]);
+    mha_py_take_attention(call, values, NULL, options.terms, &attention);
     mha_py_take_statistics(call, given[ROW_MAX], given[ROW_SUM], &attention);
-    mha_py_new_result(call, "attention_weights", attention.q.rank, attention.scores, attention.q.type, &weights);
+    mha_py_new_result(call, "attention_weights", attention.q.rank, attention.scores.shape, attention.q.type, &weights);
     if (call->failed) {
         return NULL;
     }
@@ -242,16 +233,16 @@ py_masked_softmax(mha_py_call *call, PyObject *const *values)
     if (call->failed) {
         return NULL;
     }
-    const mha_masked_softmax_args args = {
+    mha_masked_softmax_args args = {
         .dtype = mha_py_dtype(x.type),
         .batch = (size_t)x.shape[0],
         .queries = (size_t)x.shape[1],
         .keys = (size_t)x.shape[2],
         .scores = x.data,
-        .visible = mha_py_visibility(&lengths),
         .empty_rows = empty_rows,
         .out = mha_py_numbers(&out),
     };
+    mha_py_see_lengths(&lengths, &args.visible);
     mha_py_detach(call, 8 * mha_py_count(&out));
     return mha_py_finish(call, mha_masked_softmax(&args), &out);
 }

@@ -112,7 +112,8 @@ static PyObject *
 projections_dict(const mha_layer_args *args, const mha_linear_facts *facts)
 {
     static const char *const names[MHA_PY_N_PROJECTIONS] = {"W_q", "W_k", "W_v", "W_o"};
-    const mha_linear *const linears[] = {&args->W_q, &args->W_k, &args->W_v, &args->W_o};
+    const mha_linear *const linears[] = {&args->inputs[MHA_QUERIES].W, &args->inputs[MHA_KEYS].W,
+                                         &args->inputs[MHA_VALUES].W, &args->W_o};
     PyObject *dict = PyDict_New();
 
     for (int i = 0; dict != NULL && i < MHA_PY_N_PROJECTIONS; i++) {
@@ -134,7 +135,7 @@ layer_dict(const mha_layer_args *args, const mha_layer_facts *facts, size_t kept
     return Py_BuildValue("{snsnsnsNsNsnss}", COUNT(slice_items), COUNT(n_slices), COUNT(scratch_bytes),
                          DICT(attention, attention), "projections", projections_dict(args, facts->projections),
                          "kept_bytes", (Py_ssize_t)kept_bytes, "kept",
-                         args->weights != NULL ? "weights" : "queries and keys");
+                         args->attention.weights != NULL ? "weights" : "queries and keys");
 }
 
 PyObject *
@@ -144,8 +145,8 @@ py_explain_layer(mha_py_call *call, PyObject *const *values)
     mha_layer_facts facts;
     const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
-    mha_py_take_layer(call, values, &layer);
-    mha_py_no_options(call, values[MHA_PY_N_LAYER + 1]);
+    mha_py_take_layer(call, values, values[MHA_PY_N_LAYER + 1], &layer);
+    mha_py_place_layer(call, values, layer.keys.shape[1], &layer);
     if (call->failed) {
         return NULL;
     }

@@ -32,100 +32,66 @@ make_kept(mha_py_call *call, mha_py_layer *layer, int training, PyArrayObject *a
     }
 }
 
-/* How many rows of keys the queries of the item see: from the first one on. */
-static npy_intp
-seen_rows(const mha_py_layer *layer, npy_intp item)
-{
-    const size_t n = layer->lengths.per_batch;
-    int64_t most = layer->lengths.data == NULL ? layer->keys.shape[1] : 0;
-
-    for (size_t i = (size_t)item * n; i < ((size_t)item + 1) * n; i++) {
-        most = layer->lengths.data[i] > most ? layer->lengths.data[i] : most;
-    }
-    return most < layer->keys.shape[1] ? (npy_intp)most : layer->keys.shape[1];
-}
-
-/* Rows of keys and values that no query sees are read by nobody, and become 0: a pickle must not hold garbage. */
+/* Uses a copy of w_v, which an optimizer may change in place later.  (Of inputs that nothing projects the core itself
+ * makes copies.) */
 static void
-clear_unseen(const mha_py_layer *layer, PyArrayObject *kept)
+use_copy_of_w_v(const mha_py_call *call, mha_py_layer *layer, PyArrayObject *copy)
 {
-    const npy_intp rows = layer->keys.shape[1];
-    size_t row_bytes;
-
-    if (kept == NULL || layer->lengths.data == NULL) {
-        return; /* nothing is kept, or every row is seen */
-    }
-    row_bytes = (size_t)(PyArray_DIM(kept, 2) * PyArray_ITEMSIZE(kept));
-    for (npy_intp b = 0; b < layer->keys.shape[0] && row_bytes > 0; b++) {
-        const npy_intp seen = seen_rows(layer, b);
-
-        memset((char *)PyArray_DATA(kept) + (size_t)(b * rows + seen) * row_bytes, 0,
-               (size_t)(rows - seen) * row_bytes);
+    if (!call->failed && copy != NULL) {
+        layer->args.attention.additive_weights =
+            memcpy(PyArray_DATA(copy), layer->w_v.data, (size_t)PyArray_NBYTES(copy));
     }
 }
 
 /*
- * Makes queries, or keys, their copy in `kept`, if there is one: so what is kept is what the core was given, even if
- * another thread is writing.  Keys that no query sees are not read.
+ * The options that the weights depend on, as the call used them: with copies of the masks, which it will use, too.
+ * None without such options, and if the weights themselves are kept.  Borrowed.
  */
-static void
-use_copy(const mha_py_layer *layer, mha_py_array *array, PyArrayObject *kept)
+static PyObject *
+kept_options(mha_py_call *call, mha_py_layer *layer, int keeps_weights)
 {
-    if (kept == NULL) {
-        return;
-    }
-    const npy_intp batch = array->shape[0], rows = array->shape[1], features = array->shape[2];
-    const ptrdiff_t itemsize = (ptrdiff_t)mha_py_itemsize(array->type);
+    const mha_py_score_values *given = &layer->options.scores;
+    mha_attention_args *attention = &layer->args.attention;
+    const mha_py_scores *scores = &layer->scores;
+    PyObject *const all[] = {given->causal,      given->keep_mask,    given->bias, given->scale,
+                             given->window_left, given->window_right, given->terms};
+    int any = 0;
 
-    for (npy_intp b = 0; b < batch && features > 0; b++) {
-        const char *from = (const char *)array->data + b * array->stride[0] * itemsize;
-        char *to = (char *)PyArray_DATA(kept) + b * rows * features * itemsize;
-        const npy_intp seen = array == &layer->keys ? seen_rows(layer, b) : rows;
-
-        mha_py_copy_rows(to, from, seen, features * itemsize, array->stride[1] * itemsize);
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        any = any || mha_py_given(all[i]);
     }
-    array->data = PyArray_DATA(kept);
-    array->stride[0] = rows * features;
-    array->stride[1] = features;
-}
-
-/* Uses the copies of queries and keys that nothing projects, and of w_v, which an optimizer may change in place later.
- */
-static void
-use_copies(const mha_py_call *call, mha_py_layer *layer, PyArrayObject *const *kept)
-{
-    mha_layer_args *args = &layer->args;
-    PyArrayObject *const w_v = kept[MHA_PY_KEPT_W_V];
-
-    if (call->failed) {
-        return;
+    if (call->failed || !any || keeps_weights) {
+        return Py_None;
     }
-    if (w_v != NULL) {
-        layer->w_v.data = memcpy(PyArray_DATA(w_v), layer->w_v.data, (size_t)PyArray_NBYTES(w_v));
+    PyArrayObject *const keep_mask = mha_py_copy_mask(call, scores, NPY_BOOL, &attention->keep_mask);
+    PyArrayObject *const bias = mha_py_copy_mask(call, scores, layer->queries.type, &attention->bias);
+    PyObject *const parts[] = {given->causal,       mha_py_or_none(keep_mask), mha_py_or_none(bias), NULL, NULL,
+                               given->window_left,  given->window_right,       given->scale,         given->terms};
+    PyObject *const tuple = mha_py_own(call, PyTuple_New(MHA_PY_N_OPTIONS));
+
+    for (Py_ssize_t i = 0; i < MHA_PY_N_OPTIONS && tuple != NULL; i++) {
+        PyObject *const part = mha_py_or_none(parts[i]);
+
+        Py_INCREF(part);
+        (void)PyTuple_SetItem(tuple, i, part);
     }
-    use_copy(layer, &layer->queries, args->q_projected == NULL ? kept[MHA_PY_KEPT_Q] : NULL);
-    use_copy(layer, &layer->keys, args->k_projected == NULL ? kept[MHA_PY_KEPT_K] : NULL);
-    clear_unseen(layer, kept[MHA_PY_KEPT_K]);
-    clear_unseen(layer, kept[MHA_PY_KEPT_V]);
-    args->additive_weights = layer->w_v.data;
-    args->query_rows = mha_py_operand(&layer->queries);
-    args->key_rows = mha_py_operand(&layer->keys);
+    return call->failed ? Py_None : tuple;
 }
 
 /* Read back by kept_weights.py and py_layer_backward.c. */
 static PyObject *
 tuple_of_kept(mha_py_call *call, const mha_py_layer *layer, PyObject *const *values, PyArrayObject *const *kept,
-              int training)
+              PyObject *options, int training)
 {
-    const Py_ssize_t n = training ? MHA_PY_N_KEPT : MHA_PY_N_KEPT_FOR_WEIGHTS;
-    PyObject *const seed = training ? mha_py_own(call, PyLong_FromUnsignedLongLong(layer->args.seed)) : NULL;
+    const Py_ssize_t n = training || options != Py_None ? MHA_PY_N_KEPT : MHA_PY_N_KEPT_FOR_WEIGHTS;
+    PyObject *const seed = training ? mha_py_own(call, PyLong_FromUnsignedLongLong(layer->args.attention.seed)) : NULL;
 
     return PyTuple_Pack(n, mha_py_active_isa(call), mha_py_or_none(kept[MHA_PY_KEPT_WEIGHTS]),
                         mha_py_or_none(kept[MHA_PY_KEPT_Q]), mha_py_or_none(kept[MHA_PY_KEPT_K]),
                         mha_py_or_none(kept[MHA_PY_KEPT_W_V]), mha_py_or_none(kept[MHA_PY_KEPT_ROW_MAX]),
-                        mha_py_or_none(kept[MHA_PY_KEPT_ROW_SUM]), mha_py_or_none(layer->lengths.array),
+                        mha_py_or_none(kept[MHA_PY_KEPT_ROW_SUM]), mha_py_or_none(layer->scores.lengths.array),
                         values[MHA_PY_HEADS], values[MHA_PY_EMPTY], mha_py_or_none(kept[MHA_PY_KEPT_V]),
-                        mha_py_or_none(kept[MHA_PY_KEPT_CONTEXT]), seed == NULL ? Py_None : seed);
+                        mha_py_or_none(kept[MHA_PY_KEPT_CONTEXT]), mha_py_or_none(seed), options);
 }
 
 PyObject *
@@ -137,7 +103,8 @@ mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values
     PyObject *tuple;
 
     make_kept(call, layer, training, kept);
-    use_copies(call, layer, kept);
+    use_copy_of_w_v(call, layer, kept[MHA_PY_KEPT_W_V]);
+    PyObject *const options = kept_options(call, layer, kept[MHA_PY_KEPT_WEIGHTS] != NULL && !training);
     mha_py_new_result(call, "the output", 3, dims, layer->queries.type, &out);
     if (call->failed) {
         return NULL;
@@ -149,7 +116,7 @@ mha_py_run_layer(mha_py_call *call, mha_py_layer *layer, PyObject *const *values
         /* Without W_o: a copy, as the user may change the output. */
         memcpy(PyArray_DATA(kept[MHA_PY_KEPT_CONTEXT]), out.data, (size_t)PyArray_NBYTES(kept[MHA_PY_KEPT_CONTEXT]));
     }
-    tuple = mha_py_own(call, tuple_of_kept(call, layer, values, kept, training));
+    tuple = mha_py_own(call, tuple_of_kept(call, layer, values, kept, options, training));
     return call->failed ? NULL : PyTuple_Pack(2, out.array, tuple);
 }
 
@@ -159,7 +126,7 @@ py_layer_forward(mha_py_call *call, PyObject *const *values)
     mha_py_layer layer = {0};
     const int training = mha_py_flag(call, values[MHA_PY_N_LAYER]);
 
-    mha_py_take_layer(call, values, &layer);
-    mha_py_no_options(call, values[MHA_PY_N_LAYER + 1]);
+    mha_py_take_layer(call, values, values[MHA_PY_N_LAYER + 1], &layer);
+    mha_py_place_layer(call, values, layer.keys.shape[1], &layer);
     return mha_py_run_layer(call, &layer, values, training);
 }

@@ -70,42 +70,14 @@ take_cached(mha_py_call *call, PyObject *value, const char *name, npy_intp featu
     mha_py_need_shape(call, array, 3, shape);
 }
 
-static void
-take_turn(mha_py_call *call, PyObject *value, const mha_py_layer *layer, mha_turn *turn)
-{
-    const npy_intp shape[] = {layer->queries.shape[0], layer->queries.shape[1], layer->qk_features / layer->heads / 2};
-    const void *tables[2] = {NULL, NULL};
-    int rank = 0;
-
-    if (call->failed || !mha_py_given(value)) {
-        return;
-    }
-    if (!PyTuple_Check(value) || PyTuple_Size(value) != 2 || layer->keys.shape[1] != shape[1]) {
-        mha_py_type_error(call, value, "turn", "None or (cosines, sines), for as many queries as new rows");
-    }
-    for (int i = 0; i < 2 && !call->failed; i++) {
-        mha_py_array table = {0};
-
-        mha_py_take(call, PyTuple_GetItem(value, i), i == 0 ? "cosines" : "sines", MHA_PY_DENSE, &layer->queries,
-                    &table);
-        rank = i == 0 && table.rank == 3 ? 3 : i == 0 ? 2 : rank; /* the sines have that of the cosines */
-        mha_py_need_shape(call, &table, rank, rank == 3 ? shape : shape + 1);
-        tables[i] = table.data;
-    }
-    turn->batch_stride = rank == 3 ? shape[1] * shape[2] : 0;
-    turn->cos = tables[0];
-    turn->sin = tables[1];
-    turn->pairs = (size_t)shape[2];
-}
-
 static mha_append
 append_of(const mha_py_layer *layer, int which, const mha_py_array *x, const counts *before, const counts *added)
 {
     return (mha_append){
-        .dtype = layer->args.dtype,
+        .dtype = layer->args.attention.dtype,
         .linear = layer->W[which].linear,
-        .batch = layer->args.batch,
-        .rows = layer->args.keys,
+        .batch = layer->args.attention.batch,
+        .rows = layer->args.attention.keys,
         .in_features = (size_t)x->shape[2],
         .x = mha_py_operand(x),
         .before = before->numbers,
@@ -133,17 +105,20 @@ py_layer_step(mha_py_call *call, PyObject *const *values)
     counts before = {0}, added = {0};
     const int64_t longest = mha_py_whole(call, values[LONGEST], "longest", 0);
 
-    mha_py_take_layer(call, values, &layer);
+    mha_py_take_layer(call, values, values[OPTIONS], &layer);
     const npy_intp batch = layer.queries.shape[0], rows = layer.keys.shape[1];
-    mha_py_no_options(call, values[OPTIONS]);
-    take_turn(call, values[TURN], &layer, &layer.args.query_turn);
+    const mha_turn turn = mha_py_take_turn(call, values[TURN], rows, &layer);
+    if (!call->failed && mha_py_given(values[TURN]) && layer.queries.shape[1] != rows) {
+        mha_py_type_error(call, values[TURN], "turn", "None, unless there are as many queries as new rows");
+    }
+    layer.args.inputs[MHA_QUERIES].turn = turn;
     take_counts(call, values[BEFORE], "before", batch, &before);
     take_counts(call, values[COUNTS], "counts", batch, &added);
     if (call->failed) {
         return NULL; /* new rows are read as they were taken */
     }
     mha_append keys = append_of(&layer, MHA_PY_W_K, &layer.keys, &before, &added);
-    keys.turn = layer.args.query_turn;
+    keys.turn = turn;
     mha_append items = append_of(&layer, MHA_PY_W_V, &layer.values, &before, &added);
     take_cached(call, values[CACHED_KEYS], "the cache of keys", layer.key_features, &layer.keys);
     take_cached(call, values[CACHED_VALUES], "the cache of values", layer.value_features, &layer.values);
@@ -152,6 +127,10 @@ py_layer_step(mha_py_call *call, PyObject *const *values)
         mha_py_refuse(call, "cache_counts", "(OOOn)", values[BEFORE], values[COUNTS], values[LONGEST],
                       (Py_ssize_t)room);
     }
+    if (!call->failed && (mha_py_given(layer.options.scores.causal) || mha_py_given(layer.options.turn))) {
+        mha_py_type_error(call, values[OPTIONS], "options", "without a corner and a turn");
+    }
+    mha_py_place_layer(call, values, (npy_intp)longest, &layer);
     append(call, &keys, &layer.keys);
     append(call, &items, &layer.values);
     if (call->failed) {

@@ -195,6 +195,10 @@ def bool_bias(name: str) -> NoReturn:
     )
 
 
+def joint_rows(rows: Any, most: int) -> NoReturn:
+    raise ValueError(f"rows of a joint weight must lie in its {most} rows, got {rows}")
+
+
 def mask_kind(value: Any, name: str) -> NoReturn:
     if not hasattr(value, "dtype") or isinstance(value, np.generic):
         kind(value, name, "an array of bool")

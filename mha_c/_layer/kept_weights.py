@@ -32,10 +32,11 @@ class Kept(NamedTuple):
     values: Any = None  # after a call in training: the projected values, or None
     context: Any = None  # and the attended ones
     seed: Any = None  # of the call's dropout
+    options: Any = None  # what hides keys and changes scores besides lengths, or None: see _core.layer_forward
 
     def for_weights(self) -> Kept:
         """Without what only the backward pass reads."""
-        return tuple.__new__(Kept, (*self[:N_FOR_WEIGHTS], None, None, None))
+        return tuple.__new__(Kept, (*self[:N_FOR_WEIGHTS], None, None, None, self.options))
 
 
 class Placed(NamedTuple):
@@ -60,7 +61,7 @@ class Placed(NamedTuple):
         return np.concatenate(found, axis=2)
 
 
-N_FOR_WEIGHTS = 10  # elements of a Kept that determine the weights; the others are for the backward pass
+N_FOR_WEIGHTS = 10  # the first elements of a Kept, which determine the weights of a call without options
 
 
 def for_backward(q: Any, k: Any, row_max: Any, row_sum: Any, lens: Any, values: Any, attended: Any) -> Kept:
@@ -79,7 +80,7 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
         return saved.weights(view)
     try:
         kept = Kept(*saved)
-        if len(saved) not in (N_FOR_WEIGHTS, 12, len(Kept._fields)):  # 12: version 0.1.0
+        if len(saved) not in (N_FOR_WEIGHTS, 12, 13, len(Kept._fields)):  # 12: version 0.1.0; 13: 0.2.0
             raise ValueError(f"{len(saved)} elements")
         if kept.weights is not None:
             if kept.weights.ndim == 4 and kept.weights.dtype in (np.float32, np.float64):
@@ -87,7 +88,8 @@ def saved_weights(saved: Any, view: Callable[[Array], Any] = np.asarray) -> Any:
         elif kept.isa == isa():
             heads, kv_heads = kept.num_heads if isinstance(kept.num_heads, tuple) else (kept.num_heads,) * 2
             q, k = _by_heads(kept.q, heads), _by_heads(kept.k, kv_heads)
-            return attention_weights(view(q), k, kept.w_v, kept.lengths, kept.row_max, kept.row_sum, kept.empty_rows)
+            rows = kept.row_max, kept.row_sum, kept.empty_rows
+            return attention_weights(view(q), k, kept.w_v, kept.lengths, *rows, kept.options)
         elif isinstance(kept.isa, str):
             raise RuntimeError(
                 f"attention_weights of a call computed with {kept.isa!r:.100} cannot be rebuilt to the bit with "

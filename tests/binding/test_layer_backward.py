@@ -76,7 +76,7 @@ def test_training_computes_the_same_and_keeps_the_weights(which, dtype, isa):
     trained, kept = train(given)
     assert out.tobytes() == trained.tobytes()
     assert bits(_core.saved_weights(saved)) == bits(_core.saved_weights(kept[:10]))
-    assert len(saved) == 10 and len(kept) == 13
+    assert len(saved) == 10 and len(kept) == 14
     W_q, W_k, W_v, W_o = given["projections"]
     assert (kept[P_V] is None) == (W_v is None)
     for place, p in ((P_Q, W_q), (P_K, W_k)):  # copies of inputs only for the weights
@@ -221,7 +221,7 @@ def test_without_an_output_projection_the_output_is_kept():
     values = backward_arguments(given, weights)
     for wrong, error in ((None, TypeError), (numbers(B, 3, 5), ShapeError)):
         with pytest.raises(error, match="the attended values"):
-            backward(**{**values, "kept": (*values["kept"][:CONTEXT], wrong, 0)})
+            backward(**{**values, "kept": (*values["kept"][:CONTEXT], wrong, 0, None)})
 
 
 def test_wild_numbers_in_what_was_kept_are_only_computed_with():

@@ -169,18 +169,18 @@ place_layer_results(layer_case *c, size_t hiddens)
 {
     mha_layer_args *a = &c->args;
     mha_layer_grads *g = &c->grads;
-    const mha_linear *linears[4] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
+    const mha_linear *linears[4] = {&a->inputs[0].W, &a->inputs[1].W, &a->inputs[2].W, &a->W_o};
 
-    a->q_projected = room(dtype, c->n_queries * hiddens);
-    a->k_projected = room(dtype, c->n_keys * hiddens);
-    a->row_max = room(dtype, c->n_queries * a->num_heads);
-    a->row_sum = room(dtype, c->n_queries * a->num_heads);
-    a->weights = room(dtype, c->n_queries * a->num_heads * a->keys);
+    a->inputs[0].projected = room(dtype, c->n_queries * hiddens);
+    a->inputs[1].projected = room(dtype, c->n_keys * hiddens);
+    a->attention.row_max = room(dtype, c->n_queries * a->attention.heads);
+    a->attention.row_sum = room(dtype, c->n_queries * a->attention.heads);
+    a->attention.weights = room(dtype, c->n_queries * a->attention.heads * a->attention.keys);
     a->out = room(dtype, c->n_out);
     g->grad_out = numbers(dtype, c->n_out);
-    g->grad_inputs[0] = gradient_room(dtype, a->batch, a->queries, a->query_size);
-    g->grad_inputs[1] = gradient_room(dtype, a->batch, a->keys, a->key_size);
-    g->grad_inputs[2] = gradient_room(dtype, a->batch, a->keys, a->value_size);
+    g->grad_inputs[0] = gradient_room(dtype, a->attention.batch, a->attention.queries, a->inputs[0].size);
+    g->grad_inputs[1] = gradient_room(dtype, a->attention.batch, a->attention.keys, a->inputs[1].size);
+    g->grad_inputs[2] = gradient_room(dtype, a->attention.batch, a->attention.keys, a->inputs[2].size);
     for (int i = 0; i < 4; i++) {
         if (linears[i]->weight != NULL) {
             g->grad_weight[i] = room(dtype, linears[i]->out_features * linears[i]->in_features);
@@ -201,30 +201,30 @@ layer_of(size_t D, size_t K, int is_additive, int hides)
 
     c.args =
         layer_sizes(dtype, batch, Q, c.n_keys / batch, is_additive ? 1 : 2, (const size_t[]){D, key_size, value_size});
-    c.args.query_rows.data = numbers(dtype, c.n_queries * D);
-    c.args.key_rows.data = rows_before(k, hidden * key_size);
-    c.args.value_rows.data = rows_before(v, hidden * value_size);
-    c.args.W_q = projection(hiddens, D, &c.grads.weight[0]);
-    c.args.W_k = projection(hiddens, key_size, &c.grads.weight[1]);
+    c.args.inputs[0].rows.data = numbers(dtype, c.n_queries * D);
+    c.args.inputs[1].rows.data = rows_before(k, hidden * key_size);
+    c.args.inputs[2].rows.data = rows_before(v, hidden * value_size);
+    c.args.inputs[0].W = projection(hiddens, D, &c.grads.weight[0]);
+    c.args.inputs[1].W = projection(hiddens, key_size, &c.grads.weight[1]);
     if (is_additive) {
-        c.args.additive_weights = numbers(dtype, hiddens);
-        c.grads.grad_additive_weights = room(dtype, hiddens);
+        c.args.attention.additive_weights = numbers(dtype, hiddens);
+        c.grads.attention.grad_additive_weights = room(dtype, hiddens);
         c.n_out = c.n_queries * value_size;
     } else {
-        c.args.W_v = projection(hiddens, value_size, &c.grads.weight[2]);
+        c.args.inputs[2].W = projection(hiddens, value_size, &c.grads.weight[2]);
         c.args.W_o = projection(outputs, hiddens, &c.grads.weight[3]);
-        c.args.v_projected = room(dtype, c.n_keys * hiddens);
+        c.args.inputs[2].projected = room(dtype, c.n_keys * hiddens);
         c.args.context = room(dtype, c.n_queries * hiddens);
         c.n_out = c.n_queries * outputs;
     }
     if (hides) {
-        hide_keys(&c.args.visible, Q, K);
+        hide_keys(&c.args.attention.visible, Q, K);
     } else if (D % 2 == 0) {
         int64_t *lens = guarded(2 * sizeof *lens);
         lens[0] = (int64_t)(D % (K + 2));
         lens[1] = (int64_t)(D * 3 % (K + 2));
-        c.args.visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
-        c.args.empty_rows = D % 4 == 0 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
+        c.args.attention.visible = (mha_visibility){lens, 1, MHA_CAUSAL_NONE, MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
+        c.args.attention.empty_rows = D % 4 == 0 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
     }
     place_layer_results(&c, hiddens);
     return c;

@@ -132,19 +132,20 @@ place(mha_attention_args *a, const void *q, const void *k, const void *v, void *
 static inline mha_layer_args
 layer_sizes(mha_dtype dtype, size_t batch, size_t queries, size_t keys, size_t num_heads, const size_t input_sizes[3])
 {
-    const ptrdiff_t sizes[3] = {(ptrdiff_t)input_sizes[0], (ptrdiff_t)input_sizes[1], (ptrdiff_t)input_sizes[2]};
+    mha_layer_args layer = {.attention = {.dtype = dtype,
+                                          .batch = batch,
+                                          .heads = num_heads,
+                                          .kv_heads = num_heads,
+                                          .queries = queries,
+                                          .keys = keys}};
 
-    return (mha_layer_args){.dtype = dtype,
-                            .batch = batch,
-                            .queries = queries,
-                            .keys = keys,
-                            .num_heads = num_heads,
-                            .query_size = input_sizes[0],
-                            .key_size = input_sizes[1],
-                            .value_size = input_sizes[2],
-                            .query_rows = {NULL, (ptrdiff_t)queries * sizes[0], 0, sizes[0]},
-                            .key_rows = {NULL, (ptrdiff_t)keys * sizes[1], 0, sizes[1]},
-                            .value_rows = {NULL, (ptrdiff_t)keys * sizes[2], 0, sizes[2]}};
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const ptrdiff_t size = (ptrdiff_t)input_sizes[i], rows = (ptrdiff_t)(i == MHA_QUERIES ? queries : keys);
+
+        layer.inputs[i].size = input_sizes[i];
+        layer.inputs[i].rows = (mha_operand){NULL, rows * size, 0, size};
+    }
+    return layer;
 }
 
 /* Gradients of a projection; read: x, weight, grad_y; written: of x, weight, bias. */

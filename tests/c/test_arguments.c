@@ -236,14 +236,14 @@ check_layer_of_few_rows(void)
 
     for (size_t i = 0; i < 3 * sizeof(sizes) / sizeof(sizes[0]); i++) {
         layer_case c = good_layer(0);
-        const void **const rows[] = {&c.args.query_rows.data, &c.args.key_rows.data, &c.args.value_rows.data};
+        const void **const rows[] = {&c.args.inputs[0].rows.data, &c.args.inputs[1].rows.data, &c.args.inputs[2].rows.data};
         const uint64_t before = hash_operands();
 
-        c.args.batch = sizes[i / 3].batch;
-        c.args.queries = sizes[i / 3].queries;
-        c.args.keys = sizes[i / 3].keys;
+        c.args.attention.batch = sizes[i / 3].batch;
+        c.args.attention.queries = sizes[i / 3].queries;
+        c.args.attention.keys = sizes[i / 3].keys;
         *rows[i % 3] = NULL;
-        const int has_rows = c.args.batch * (i % 3 == 0 ? c.args.queries : c.args.keys) > 0;
+        const int has_rows = c.args.attention.batch * (i % 3 == 0 ? c.args.attention.queries : c.args.attention.keys) > 0;
         CHECK(mha_layer_forward(&c.args) == (has_rows ? MHA_ERR_ARG : MHA_OK), "layer of few rows, %zu", i);
         CHECK(!has_rows || hash_operands() == before, "layer of few rows, %zu: something was written", i);
     }
@@ -260,17 +260,17 @@ check_layer_of_few_rows(void)
 static void
 check_layer_arguments(void)
 {
-    LAYER_REFUSED(MHA_ERR_ARG, a->dtype = NO_DTYPE);
-    LAYER_REFUSED(MHA_ERR_ARG, a->num_heads = 0);
-    LAYER_REFUSED(MHA_ERR_ARG, a->num_heads = a->W_q.out_features + 1);
-    LAYER_REFUSED(MHA_ERR_ARG, a->query_size++);
-    LAYER_REFUSED(MHA_ERR_ARG, a->key_size++);
-    LAYER_REFUSED(MHA_ERR_ARG, a->value_size++);
-    LAYER_REFUSED(MHA_ERR_ARG, a->W_k.out_features += 2);
+    LAYER_REFUSED(MHA_ERR_ARG, a->attention.dtype = NO_DTYPE);
+    LAYER_REFUSED(MHA_ERR_ARG, a->attention.heads = 0);
+    LAYER_REFUSED(MHA_ERR_ARG, a->attention.heads = a->inputs[0].W.out_features + 1);
+    LAYER_REFUSED(MHA_ERR_ARG, a->inputs[0].size++);
+    LAYER_REFUSED(MHA_ERR_ARG, a->inputs[1].size++);
+    LAYER_REFUSED(MHA_ERR_ARG, a->inputs[2].size++);
+    LAYER_REFUSED(MHA_ERR_ARG, a->inputs[1].W.out_features += 2);
     LAYER_REFUSED(MHA_ERR_ARG, a->W_o.in_features++);
-    LAYER_REFUSED(MHA_ERR_ARG, a->dropout = 2);
-    LAYER_REFUSED(MHA_ERR_SIZE, a->batch = HALF);
-    LAYER_REFUSED(MHA_ERR_SIZE, a->queries = HALF);
+    LAYER_REFUSED(MHA_ERR_ARG, a->attention.dropout = 2);
+    LAYER_REFUSED(MHA_ERR_SIZE, a->attention.batch = HALF);
+    LAYER_REFUSED(MHA_ERR_SIZE, a->attention.queries = HALF);
 }
 
 /* Backward needs what forward may leave out. */
@@ -282,11 +282,11 @@ check_layer_backward_needs(void)
         mha_layer_args *a = &c.args;
         c.grads.forward = a;
         const void **const parts[] = {
-            (const void **)&a->row_max,
-            (const void **)&a->row_sum,
-            (const void **)&a->q_projected,
-            (const void **)&a->k_projected,
-            (const void **)&a->v_projected,
+            (const void **)&a->attention.row_max,
+            (const void **)&a->attention.row_sum,
+            (const void **)&a->inputs[0].projected,
+            (const void **)&a->inputs[1].projected,
+            (const void **)&a->inputs[2].projected,
             (const void **)&a->context,
             &c.grads.grad_out,
             &c.grads.weight[0],
@@ -311,8 +311,8 @@ check_layer_wishes(int is_additive, int with_lengths)
     layer_case c = good_layer(is_additive);
 
     if (with_lengths) {
-        c.args.visible.valid_lens = lens;
-        c.args.visible.lens_per_batch = 1;
+        c.args.attention.visible.valid_lens = lens;
+        c.args.attention.visible.lens_per_batch = 1;
     }
     c.grads.forward = &c.args;
     CHECK(mha_layer_forward(&c.args) == MHA_OK && mha_layer_backward(&c.grads) == MHA_OK, "all gradients");
@@ -320,7 +320,7 @@ check_layer_wishes(int is_additive, int with_lengths)
     for (int i = 0; i < 12; i++) {
         mha_layer_grads some = c.grads;
         void **const wanted[] = {&some.grad_inputs[0].data,   &some.grad_inputs[1].data, &some.grad_inputs[2].data,
-                                 &some.grad_additive_weights, &some.grad_weight[0],      &some.grad_weight[1],
+                                 &some.attention.grad_additive_weights, &some.grad_weight[0],      &some.grad_weight[1],
                                  &some.grad_weight[2],        &some.grad_weight[3],      &some.grad_bias[0],
                                  &some.grad_bias[1],          &some.grad_bias[2],        &some.grad_bias[3]};
         *wanted[i] = NULL;

@@ -216,21 +216,22 @@ describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
               has[N_WEIGHTS] = {below(4) != 0, below(4) != 0, !additive && below(4) != 0, !additive && below(3) != 0};
     const size_t heads = additive ? 1 : 1 + below(3), hiddens = heads * (1 + below(12));
 
-    *a = (mha_layer_args){.dtype = dtype,
-                          .batch = 1 + below(3),
-                          .queries = 1 + below(9),
-                          .keys = 1 + below(70),
-                          .num_heads = heads,
-                          .query_size = has[0] ? 1 + below(20) : hiddens,
-                          .key_size = has[1] ? 1 + below(20) : hiddens,
-                          .value_size = has[2] ? 1 + below(20) : heads * (1 + below(9))};
-    const size_t sizes[N_INPUTS] = {a->query_size, a->key_size, a->value_size};
-    const size_t value_features = has[2] ? heads * (1 + draw % 7) : a->value_size;
+    a->attention = (mha_attention_args){.dtype = dtype,
+                                        .batch = 1 + below(3),
+                                        .queries = 1 + below(9),
+                                        .keys = 1 + below(70),
+                                        .heads = heads,
+                                        .kv_heads = heads};
+    a->inputs[0].size = has[0] ? 1 + below(20) : hiddens;
+    a->inputs[1].size = has[1] ? 1 + below(20) : hiddens;
+    a->inputs[2].size = has[2] ? 1 + below(20) : heads * (1 + below(9));
+    const size_t sizes[N_INPUTS] = {a->inputs[0].size, a->inputs[1].size, a->inputs[2].size};
+    const size_t value_features = has[2] ? heads * (1 + draw % 7) : a->inputs[2].size;
     const size_t outputs[N_WEIGHTS] = {hiddens, hiddens, value_features, has[3] ? 1 + below(20) : value_features};
 
-    c->linears[0] = &a->W_q;
-    c->linears[1] = &a->W_k;
-    c->linears[2] = &a->W_v;
+    c->linears[0] = &a->inputs[0].W;
+    c->linears[1] = &a->inputs[1].W;
+    c->linears[2] = &a->inputs[2].W;
     c->linears[3] = &a->W_o;
     for (size_t i = 0; i < N_WEIGHTS; i++) {
         const size_t in = i < N_INPUTS ? sizes[i] : value_features;
@@ -239,21 +240,21 @@ describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
         c->n[N_INPUTS + i] = has[i] ? outputs[i] * in : 0;
         c->n[N_INPUTS + N_WEIGHTS + i] = has[i] ? outputs[i] : 0;
     }
-    c->n[0] = a->batch * a->queries * sizes[0];
-    c->n[1] = a->batch * a->keys * sizes[1];
-    c->n[2] = a->batch * a->keys * sizes[2];
+    c->n[0] = a->attention.batch * a->attention.queries * sizes[0];
+    c->n[1] = a->attention.batch * a->attention.keys * sizes[1];
+    c->n[2] = a->attention.batch * a->attention.keys * sizes[2];
     c->n[OF_ADDITIVE] = additive ? hiddens : 0;
-    c->n_out = a->batch * a->queries * outputs[3];
-    a->visible = (mha_visibility){NULL, 0, (mha_causal)below(3), MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
+    c->n_out = a->attention.batch * a->attention.queries * outputs[3];
+    a->attention.visible = (mha_visibility){NULL, 0, (mha_causal)below(3), MHA_NO_LIMIT, MHA_NO_LIMIT, 0, 0};
     if (below(2)) {
-        int64_t *lens = allocate(a->batch * sizeof *lens);
-        for (size_t i = 0; i < a->batch; i++) {
-            lens[i] = (int64_t)below(a->keys + 2);
+        int64_t *lens = allocate(a->attention.batch * sizeof *lens);
+        for (size_t i = 0; i < a->attention.batch; i++) {
+            lens[i] = (int64_t)below(a->attention.keys + 2);
         }
-        a->visible.valid_lens = lens;
-        a->visible.lens_per_batch = 1;
+        a->attention.visible.valid_lens = lens;
+        a->attention.visible.lens_per_batch = 1;
     }
-    a->empty_rows = below(2) ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
+    a->attention.empty_rows = below(2) ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
 }
 
 /* The loss sum(out * grad_out) for the numbers in c->x. */
@@ -265,23 +266,23 @@ run_layer_forward(layer_call *c)
 
     for (int i = 0; i < N_PARTS; i++) {
         for (size_t j = 0; j < c->n[i]; j++) {
-            set(a->dtype, c->narrow[i], j, c->x[i][j]);
+            set(a->attention.dtype, c->narrow[i], j, c->x[i][j]);
         }
     }
-    a->query_rows = (mha_operand){c->narrow[0], (ptrdiff_t)(a->queries * a->query_size), 0, (ptrdiff_t)a->query_size};
-    a->key_rows = (mha_operand){c->narrow[1], (ptrdiff_t)(a->keys * a->key_size), 0, (ptrdiff_t)a->key_size};
-    a->value_rows = (mha_operand){c->narrow[2], (ptrdiff_t)(a->keys * a->value_size), 0, (ptrdiff_t)a->value_size};
-    a->additive_weights = c->n[OF_ADDITIVE] > 0 ? c->narrow[OF_ADDITIVE] : NULL;
+    a->inputs[0].rows = (mha_operand){c->narrow[0], (ptrdiff_t)(a->attention.queries * a->inputs[0].size), 0, (ptrdiff_t)a->inputs[0].size};
+    a->inputs[1].rows = (mha_operand){c->narrow[1], (ptrdiff_t)(a->attention.keys * a->inputs[1].size), 0, (ptrdiff_t)a->inputs[1].size};
+    a->inputs[2].rows = (mha_operand){c->narrow[2], (ptrdiff_t)(a->attention.keys * a->inputs[2].size), 0, (ptrdiff_t)a->inputs[2].size};
+    a->attention.additive_weights = c->n[OF_ADDITIVE] > 0 ? c->narrow[OF_ADDITIVE] : NULL;
     for (int i = 0; i < N_WEIGHTS; i++) {
         mha_linear *w = c->linears[i];
         if (w->weight != NULL) {
-            *w = packed_linear(a->dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i], w->in_features,
+            *w = packed_linear(a->attention.dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i], w->in_features,
                                c->narrow[N_INPUTS + N_WEIGHTS + i]);
         }
     }
     CHECK(mha_layer_forward(a) == MHA_OK, "layer forward");
     for (size_t i = 0; i < c->n_out; i++) {
-        loss += get(a->dtype, a->out, i) * get(a->dtype, c->grad_out, i);
+        loss += get(a->attention.dtype, a->out, i) * get(a->attention.dtype, c->grad_out, i);
     }
     return loss;
 }
@@ -290,18 +291,18 @@ static void
 place_layer(layer_call *c)
 {
     mha_layer_args *a = &c->args;
-    const size_t item = size_of(a->dtype), queries = a->batch * a->queries, keys = a->batch * a->keys;
-    const size_t rows = queries * a->num_heads;
+    const size_t item = size_of(a->attention.dtype), queries = a->attention.batch * a->attention.queries, keys = a->attention.batch * a->attention.keys;
+    const size_t rows = queries * a->attention.heads;
     const size_t kept[8] = {c->n_out,
-                            queries * a->W_q.out_features,
-                            keys * a->W_k.out_features,
-                            keys * a->W_v.out_features,
+                            queries * a->inputs[0].W.out_features,
+                            keys * a->inputs[1].W.out_features,
+                            keys * a->inputs[2].W.out_features,
                             queries * a->W_o.in_features,
                             rows,
                             rows,
                             0};
-    void **places[8] = {&a->out,     &a->q_projected, &a->k_projected, &a->v_projected,
-                        &a->context, &a->row_max,     &a->row_sum,     &a->weights};
+    void **places[8] = {&a->out,     &a->inputs[0].projected, &a->inputs[1].projected, &a->inputs[2].projected,
+                        &a->context, &a->attention.row_max,     &a->attention.row_sum,     &a->attention.weights};
 
     for (int i = 0; i < 7; i++) {
         *places[i] = c->kept[i] = memset(allocate(kept[i] * item), 0xff, kept[i] * item);
@@ -311,13 +312,13 @@ place_layer(layer_call *c)
         c->narrow[i] = allocate(c->n[i] * item);
         c->got[i] = memset(allocate(c->n[i] * item), 0xff, c->n[i] * item);
     }
-    c->grad_out = numbers(a->dtype, c->n_out, 1.0);
+    c->grad_out = numbers(a->attention.dtype, c->n_out, 1.0);
     c->grads = (mha_layer_grads){.forward = a,
                                  .grad_out = c->grad_out,
-                                 .grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL};
+                                 .attention = {.grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL}};
     for (int i = 0; i < N_INPUTS; i++) {
-        const size_t n_rows = i == 0 ? a->queries : a->keys;
-        const size_t size = i == 0 ? a->query_size : i == 1 ? a->key_size : a->value_size;
+        const size_t n_rows = i == 0 ? a->attention.queries : a->attention.keys;
+        const size_t size = i == 0 ? a->inputs[0].size : i == 1 ? a->inputs[1].size : a->inputs[2].size;
         c->grads.grad_inputs[i] = (mha_result){c->got[i], (ptrdiff_t)(n_rows * size), 0, (ptrdiff_t)size};
     }
     for (int i = 0; i < N_WEIGHTS; i++) {

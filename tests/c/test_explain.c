@@ -55,7 +55,7 @@ check_layer(size_t D, size_t K, int additive)
     mha_layer_facts facts = {0};
 
     c.args.context = D % 3 == 0 ? NULL : c.args.context;
-    c.args.q_projected = K % 3 == 0 ? NULL : c.args.q_projected;
+    c.args.inputs[0].projected = K % 3 == 0 ? NULL : c.args.inputs[0].projected;
     CHECK(mha_layer_explain(&c.args, &facts) == MHA_OK, "explain, %s", guard.doing);
     forget_asked();
     const size_t n_bytes = bytes_of_call(mha_layer_forward(&c.args), "layer");

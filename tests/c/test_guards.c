@@ -147,11 +147,11 @@ run_layer(layer_case *c)
     CHECK(mha_layer_forward(a) == MHA_OK, "%s: forward", guard.doing);
     uint64_t hash = hash_bits(0, dtype, a->out, c->n_out);
     mha_layer_args alone = *a; /* nothing kept: all that is between lies in the core's own block */
-    alone.q_projected = alone.k_projected = alone.v_projected = alone.context = NULL;
-    alone.row_max = alone.row_sum = alone.weights = NULL;
+    alone.inputs[0].projected = alone.inputs[1].projected = alone.inputs[2].projected = alone.context = NULL;
+    alone.attention.row_max = alone.attention.row_sum = alone.attention.weights = NULL;
     CHECK(mha_layer_forward(&alone) == MHA_OK && hash == hash_bits(0, dtype, a->out, c->n_out),
           "%s: other bits if nothing is kept", guard.doing);
-    mha_linear *const linears[4] = {&alone.W_q, &alone.W_k, &alone.W_v, &alone.W_o};
+    mha_linear *const linears[4] = {&alone.inputs[0].W, &alone.inputs[1].W, &alone.inputs[2].W, &alone.W_o};
     for (int i = 0; i < 4; i++) {
         linears[i]->weight = g->weight[i];
         linears[i]->layout = MHA_WEIGHT_ROWS;
@@ -160,9 +160,9 @@ run_layer(layer_case *c)
     CHECK(mha_layer_forward(&alone) == MHA_OK && hash == hash_bits(0, dtype, a->out, c->n_out),
           "%s: other bits from weights in rows", guard.doing);
     CHECK(mha_layer_backward(g) == MHA_OK, "%s: backward", guard.doing);
-    hash = hash_bits(hash, dtype, g->grad_inputs[0].data, c->n_queries * a->query_size);
-    hash = hash_bits(hash, dtype, g->grad_inputs[1].data, c->n_keys * a->key_size);
-    return hash_bits(hash, dtype, g->grad_weight[0], a->W_q.out_features * a->query_size);
+    hash = hash_bits(hash, dtype, g->grad_inputs[0].data, c->n_queries * a->inputs[0].size);
+    hash = hash_bits(hash, dtype, g->grad_inputs[1].data, c->n_keys * a->inputs[1].size);
+    return hash_bits(hash, dtype, g->grad_weight[0], a->inputs[0].W.out_features * a->inputs[0].size);
 }
 
 static uint64_t

@@ -86,8 +86,8 @@ check_layer_operands(void)
 {
     for (int i = 0; i < 4; i++) {
         layer_case c = good_layer(0);
-        const void **const operands[] = {OF(c.args.query_rows.data), OF(c.args.key_rows.data),
-                                         OF(c.args.value_rows.data), OF(c.args.out)};
+        const void **const operands[] = {OF(c.args.inputs[0].rows.data), OF(c.args.inputs[1].rows.data),
+                                         OF(c.args.inputs[2].rows.data), OF(c.args.out)};
 
         c.grads.forward = &c.args;
         CHECK(mha_layer_forward(&c.args) == MHA_OK, "as it is");
@@ -170,17 +170,18 @@ check_gradients_of_nothing(void)
     for (int i = 0; i < 3; i++) {
         layer_case c = good_layer(i < 2);
         void *somewhere = room(dtype, MOST * MOST);
-        void **const wanted[] = {&c.grads.grad_weight[3], &c.grads.grad_bias[2], &c.grads.grad_additive_weights};
+        void **const wanted[] = {&c.grads.grad_weight[3], &c.grads.grad_bias[2],
+                                 &c.grads.attention.grad_additive_weights};
 
         c.grads.forward = &c.args;
         CHECK(mha_layer_forward(&c.args) == MHA_OK && mha_layer_backward(&c.grads) == MHA_OK, "good layer");
-        c.args.query_turn.cos = c.args.key_rows.data;
+        c.args.inputs[0].turn.cos = c.args.inputs[1].rows.data;
         REFUSES(mha_layer_forward(&c.args), MHA_ERR_ARG, "cosines without sines");
-        REFUSES(mha_layer_backward(&c.grads), MHA_ERR_ARG, "a layer's gradient through turned queries");
-        c.args.query_turn.cos = NULL;
-        c.args.kv_heads = c.args.num_heads + 1;
+        REFUSES(mha_layer_backward(&c.grads), MHA_ERR_ARG, "a layer's gradient without sines");
+        c.args.inputs[0].turn.cos = NULL;
+        c.args.attention.kv_heads = c.args.attention.heads + 1;
         REFUSES(mha_layer_forward(&c.args), MHA_ERR_ARG, "more heads of keys than of queries");
-        c.args.kv_heads = 0;
+        c.args.attention.kv_heads = c.args.attention.heads;
         *wanted[i] = somewhere;
         REFUSES(mha_layer_backward(&c.grads), MHA_ERR_ARG, "a layer's gradient of what is not there");
     }
@@ -276,13 +277,14 @@ check_nothing_to_compute(void)
     mha_attention_args keys = attention_sizes(dtype, 1, 1, 1, 1, HUGE_COUNT, 0, 0);
     double number[2] = {0, 0};
     float of_float32;
-    const mha_layer_args layer = {.dtype = dtype,
-                                  .batch = 1,
-                                  .queries = 1,
-                                  .keys = HUGE_COUNT,
-                                  .num_heads = 1,
-                                  .row_max = &number[0],
-                                  .row_sum = &number[1]};
+    const mha_layer_args layer = {.attention = {.dtype = dtype,
+                                                .batch = 1,
+                                                .queries = 1,
+                                                .keys = HUGE_COUNT,
+                                                .heads = 1,
+                                                .kv_heads = 1,
+                                                .row_max = &number[0],
+                                                .row_sum = &number[1]}};
     const mha_attention_grads no_grads = {.grad_sinks = NULL};
     const mha_attention_args factors = {
         .dtype = dtype, .batch = HUGE_COUNT, .heads = 1, .queries = 0, .keys = 5, .dropout = 0.5};
@@ -312,8 +314,8 @@ check_nothing_to_compute(void)
     items.queries = 100;
     items.keys = 50;
     TAKES_NOTHING(mha_attention_explain(&items, &(mha_attention_facts){0}), "what items without numbers take");
-    wide.batch = HUGE_COUNT / 64;
-    wide.keys = 3;
+    wide.attention.batch = HUGE_COUNT / 64;
+    wide.attention.keys = 3;
     TAKES_NOTHING(mha_layer_explain(&wide, &(mha_layer_facts){0}), "what a layer on such items takes");
     mha_set_allocator(guarded_alloc, guarded_free);
 }
@@ -335,8 +337,8 @@ check_packed_for_another(void)
 {
     layer_case c = good_layer(0);
     const mha_isa before = mha_isa_active();
-    const mha_linear one = c.args.W_q;
-    const void *x = c.args.query_rows.data;
+    const mha_linear one = c.args.inputs[0].W;
+    const void *x = c.args.inputs[0].rows.data;
     void *y = room(dtype, c.n_queries * one.out_features);
     const int64_t none = 0, rows = 1;
     const mha_append append = append_of(dtype, &one, 1, 1, x, y, 1, &none, &rows);

@@ -36,14 +36,14 @@ new_layer(unsigned projected, int with_lengths)
 {
     self_attention s = {0};
     mha_layer_args *a = &s.args;
-    mha_linear *linears[4] = {&a->W_q, &a->W_k, &a->W_v, &a->W_o};
-    void **kept[4] = {&a->q_projected, &a->k_projected, &a->v_projected, &a->context};
+    mha_linear *linears[4] = {&a->inputs[0].W, &a->inputs[1].W, &a->inputs[2].W, &a->W_o};
+    void **kept[4] = {&a->inputs[0].projected, &a->inputs[1].projected, &a->inputs[2].projected, &a->context};
 
     *a = layer_sizes(dtype, BATCH, ROWS, ROWS, 2, (const size_t[]){SIZE, SIZE, SIZE});
-    a->query_rows.data = a->key_rows.data = a->value_rows.data = drawn(N);
+    a->inputs[0].rows.data = a->inputs[1].rows.data = a->inputs[2].rows.data = drawn(N);
     if (with_lengths) {
-        a->visible.valid_lens = lens;
-        a->visible.lens_per_batch = 1;
+        a->attention.visible.valid_lens = lens;
+        a->attention.visible.lens_per_batch = 1;
     }
     for (int i = 0; i < 4; i++) {
         if (projected >> i & 1) {
@@ -52,8 +52,8 @@ new_layer(unsigned projected, int with_lengths)
         }
     }
     a->out = drawn(N);
-    a->row_max = drawn(N);
-    a->row_sum = drawn(N);
+    a->attention.row_max = drawn(N);
+    a->attention.row_sum = drawn(N);
     s.grads.grad_out = drawn(N);
     CHECK(mha_layer_forward(a) == MHA_OK, "forward");
     return s;

@@ -49,13 +49,13 @@ point_outputs(mha_layer_args *a, const outputs *o, size_t item, unsigned wanted)
         at[i] = i == 0 || wanted >> i & 1 ? o->parts[i] + item * o->sizes[i] * size_of(dtype) : NULL;
     }
     a->out = at[0];
-    a->q_projected = at[1];
-    a->k_projected = at[2];
-    a->v_projected = at[3];
+    a->inputs[0].projected = at[1];
+    a->inputs[1].projected = at[2];
+    a->inputs[2].projected = at[3];
     a->context = at[4];
-    a->row_max = at[5];
-    a->row_sum = at[6];
-    a->weights = at[7];
+    a->attention.row_max = at[5];
+    a->attention.row_sum = at[6];
+    a->attention.weights = at[7];
 }
 
 static mha_linear
@@ -72,14 +72,14 @@ run_alone(const mha_layer_args *all, size_t item, const outputs *o, unsigned wan
 {
     const ptrdiff_t bytes = (ptrdiff_t)size_of(dtype);
     mha_layer_args a = *all;
-    mha_operand *inputs[] = {&a.query_rows, &a.key_rows, &a.value_rows};
+    mha_operand *inputs[] = {&a.inputs[0].rows, &a.inputs[1].rows, &a.inputs[2].rows};
 
-    a.batch = 1;
+    a.attention.batch = 1;
     for (int i = 0; i < 3; i++) {
         inputs[i]->data = (const char *)inputs[i]->data + (ptrdiff_t)item * inputs[i]->batch_stride * bytes;
     }
-    if (a.visible.valid_lens != NULL) {
-        a.visible.valid_lens += item * a.visible.lens_per_batch;
+    if (a.attention.visible.valid_lens != NULL) {
+        a.attention.visible.valid_lens += item * a.attention.visible.lens_per_batch;
     }
     point_outputs(&a, o, item, wanted);
     CHECK(mha_layer_forward(&a) == MHA_OK, "item %zu", item);
@@ -116,20 +116,20 @@ check_weights_alone(const mha_layer_args *all, const void *x, const void *keys)
     char *alone = allocate(n_bytes), *beside = allocate(n_bytes), *stats = allocate(2 * STATS * size_of(dtype));
     mha_layer_args a = *all;
 
-    a.batch = ITEMS;
-    a.queries = QUERIES;
-    a.keys = KEYS;
-    a.query_rows = (mha_operand){x, QUERIES * SIZE, 0, SIZE};
-    a.key_rows = (mha_operand){keys, KEYS * SIZE, 0, SIZE};
-    a.value_rows = (mha_operand){x, KEYS * SIZE, 0, SIZE};
-    a.visible.valid_lens = NULL;
+    a.attention.batch = ITEMS;
+    a.attention.queries = QUERIES;
+    a.attention.keys = KEYS;
+    a.inputs[0].rows = (mha_operand){x, QUERIES * SIZE, 0, SIZE};
+    a.inputs[1].rows = (mha_operand){keys, KEYS * SIZE, 0, SIZE};
+    a.inputs[2].rows = (mha_operand){x, KEYS * SIZE, 0, SIZE};
+    a.attention.visible.valid_lens = NULL;
     a.out = alone;
-    a.weights = alone + OUT * size_of(dtype);
+    a.attention.weights = alone + OUT * size_of(dtype);
     CHECK(mha_layer_forward(&a) == MHA_OK, "weights alone");
     a.out = beside;
-    a.weights = beside + OUT * size_of(dtype);
-    a.row_max = stats;
-    a.row_sum = stats + STATS * size_of(dtype);
+    a.attention.weights = beside + OUT * size_of(dtype);
+    a.attention.row_max = stats;
+    a.attention.row_sum = stats + STATS * size_of(dtype);
     CHECK(mha_layer_forward(&a) == MHA_OK, "weights beside statistics");
     CHECK(memcmp(alone, beside, n_bytes) == 0, "%s: other weights without statistics", mha_isa_name(mha_isa_active()));
 }
@@ -147,20 +147,20 @@ check_last_item(size_t keys)
     mha_layer_args a = layer_sizes(dtype, MOST, 1, keys, 1, (const size_t[]){WIDE, WIDE, WIDE});
     mha_layer_facts facts = {0};
 
-    a.query_rows.data = a.key_rows.data = a.value_rows.data = x;
-    a.W_q = packed(WIDE, WIDE);
-    a.W_k = packed(WIDE, WIDE);
-    a.additive_weights = w;
+    a.inputs[0].rows.data = a.inputs[1].rows.data = a.inputs[2].rows.data = x;
+    a.inputs[0].W = packed(WIDE, WIDE);
+    a.inputs[1].W = packed(WIDE, WIDE);
+    a.attention.additive_weights = w;
     a.out = out;
-    for (size_t beyond = 1; beyond > 0; a.batch -= beyond) {
+    for (size_t beyond = 1; beyond > 0; a.attention.batch -= beyond) {
         CHECK(mha_layer_explain(&a, &facts) == MHA_OK && facts.n_slices > 1, "no last slice of one item");
-        beyond = (a.batch - 1) % facts.slice_items;
+        beyond = (a.attention.batch - 1) % facts.slice_items;
     }
     CHECK(mha_layer_forward(&a) == MHA_OK, "all items");
-    const size_t before = a.batch - 1, bytes = size_of(dtype);
-    a.query_rows.data = (const char *)x + before * WIDE * bytes;
-    a.key_rows.data = a.value_rows.data = (const char *)x + before * keys * WIDE * bytes;
-    a.batch = 1;
+    const size_t before = a.attention.batch - 1, bytes = size_of(dtype);
+    a.inputs[0].rows.data = (const char *)x + before * WIDE * bytes;
+    a.inputs[1].rows.data = a.inputs[2].rows.data = (const char *)x + before * keys * WIDE * bytes;
+    a.attention.batch = 1;
     a.out = last;
     CHECK(mha_layer_forward(&a) == MHA_OK, "the last item");
     CHECK(memcmp(out + before * WIDE * bytes, last, WIDE * bytes) == 0, "%zu keys: other bits in the last slice", keys);
@@ -181,23 +181,23 @@ main(int argc, char **argv)
             mha_threads_set(1 + round / 2 % 2);
             void *x = numbers(dtype, BATCH * ROWS * SIZE * 2, 1.0), *keys = numbers(dtype, BATCH * ROWS * SIZE, 1.0);
             mha_layer_args a = layer_sizes(dtype, BATCH, ROWS, ROWS, HEADS, (const size_t[]){SIZE, SIZE, SIZE});
-            a.query_rows = (mha_operand){x, 2 * ROWS * SIZE, 0, 2 * SIZE}; /* every other row */
-            a.key_rows = (mha_operand){keys, SIZE, 0, BATCH * SIZE};       /* the book's decoder: time first */
-            a.value_rows.data = x;
-            a.W_q = packed(FEATURES, SIZE);
-            a.W_k = packed(FEATURES, SIZE);
-            a.W_v = packed(FEATURES, SIZE);
+            a.inputs[0].rows = (mha_operand){x, 2 * ROWS * SIZE, 0, 2 * SIZE}; /* every other row */
+            a.inputs[1].rows = (mha_operand){keys, SIZE, 0, BATCH * SIZE};       /* the book's decoder: time first */
+            a.inputs[2].rows.data = x;
+            a.inputs[0].W = packed(FEATURES, SIZE);
+            a.inputs[1].W = packed(FEATURES, SIZE);
+            a.inputs[2].W = packed(FEATURES, SIZE);
             a.W_o = packed(FEATURES, FEATURES);
-            a.visible = (mha_visibility){.valid_lens = lens, .lens_per_batch = round % 4 < 2 ? 1 : ROWS};
-            a.empty_rows = (round / 2 + round / 4) % 2 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
+            a.attention.visible = (mha_visibility){.valid_lens = lens, .lens_per_batch = round % 4 < 2 ? 1 : ROWS};
+            a.attention.empty_rows = (round / 2 + round / 4) % 2 ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
             check_weights_alone(&a, x, keys);
             check_last_item(1);
             check_last_item(5);
             check_call(&a, 0xff, "all outputs");
             check_call(&a, 0x62, "q and statistics");
-            a.visible.valid_lens = NULL;
+            a.attention.visible.valid_lens = NULL;
             check_call(&a, 0, "the output alone");
-            a.queries = 0;
+            a.attention.queries = 0;
             a.out = x; /* where nothing is written */
             CHECK(mha_layer_forward(&a) == MHA_OK, "no queries");
             free_all();

@@ -103,18 +103,13 @@ ask_sizes(mha_attention_args *a, mha_dtype dtype)
 {
     const double number = 0;
     mha_attention_grads grads = {0};
-    mha_layer_args layer = {.dtype = dtype,
-                            .batch = a->batch,
-                            .queries = a->queries,
-                            .keys = a->keys,
-                            .num_heads = a->heads,
-                            .query_size = a->head_dim,
-                            .key_size = any_size(),
-                            .value_size = a->value_dim,
-                            .visible = a->visible,
-                            .W_q = {below(2) ? &number : NULL, NULL, any_size(), a->head_dim},
-                            .W_k = {below(2) ? &number : NULL, NULL, any_size(), any_size()},
-                            .W_o = {below(2) ? &number : NULL, NULL, any_size(), any_size()}};
+    mha_layer_args layer = {
+        .attention = *a,
+        .inputs = {{.size = a->head_dim, .W = {below(2) ? &number : NULL, NULL, any_size(), a->head_dim}},
+                   {.size = any_size(), .W = {below(2) ? &number : NULL, NULL, any_size(), any_size()}},
+                   {.size = a->value_dim}},
+        .W_o = {below(2) ? &number : NULL, NULL, any_size(), any_size()},
+    };
     size_t size = 0, width = 0;
 
     mha_set_allocator(no_memory, free);

@@ -84,7 +84,7 @@ def test_includes(path):
 INSIDE = {
     "attention": "visible problem plan room job walk operands blocks rows scores values empty_rows weights columns "
     "forward backward_tile score_grads backward attention dropout masked_softmax",
-    "layer": "turn linear linear_pack linear_append linear_backward layer slices layer_backward explain",
+    "layer": "turn linear linear_pack linear_append linear_backward needed layer slices layer_backward explain",
 }
 
 
