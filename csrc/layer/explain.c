@@ -203,7 +203,8 @@ explain_projections(const mha_layer_job *job, mha_layer_facts *facts)
         const mha_layer_path *in = &job->inputs[i];
 
         if (in->given->W.weight != NULL) {
-            facts->projections[i] = explain_linear(&in->given->W, a->attention.batch * in->rows, in->plan.task_rows, inputs);
+            facts->projections[i] =
+                explain_linear(&in->given->W, a->attention.batch * in->rows, in->plan.task_rows, inputs);
             facts->projections[i].rows_needed = n_needed[i];
         }
     }

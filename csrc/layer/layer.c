@@ -364,8 +364,8 @@ mha_layer_has_inputs(const mha_layer_args *a)
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         const size_t rows = i == MHA_QUERIES ? a->attention.queries : a->attention.keys;
 
-        has_all = has_all && (a->inputs[i].rows.data != NULL || a->attention.batch == 0 || rows == 0 ||
-                              a->inputs[i].size == 0);
+        has_all = has_all &&
+                  (a->inputs[i].rows.data != NULL || a->attention.batch == 0 || rows == 0 || a->inputs[i].size == 0);
     }
     return has_all;
 }

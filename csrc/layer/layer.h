@@ -120,8 +120,8 @@ MHA_MUST_CHECK mha_status mha_layer_slice_plan(const mha_layer_call *call, size_
                                                mha_layer_job *job);
 
 /*
- * needed.c.  Which rows of its inputs an item needs.  seen: room for a mark of each key, if there is a mask; NULL: it is not looked
- * at, and hides no row.
+ * needed.c.  Which rows of its inputs an item needs.  seen: room for a mark of each key, if there is a mask; NULL: it
+ * is not looked at, and hides no row.
  */
 void mha_layer_needed(const mha_layer_job *job, size_t item, uint8_t *seen, mha_needed needed[MHA_N_INPUTS]);
 

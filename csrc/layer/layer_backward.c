@@ -104,9 +104,8 @@ output_projection(const backward_job *job)
     if (a->W_o.weight == NULL) {
         return job->grads->grad_out;
     }
-    mha_linear_grads grads =
-        linear_grads(job, W_O, a->attention.batch * a->attention.queries, a->context, (ptrdiff_t)a->W_o.in_features,
-                     job->grads->grad_out);
+    mha_linear_grads grads = linear_grads(job, W_O, a->attention.batch * a->attention.queries, a->context,
+                                          (ptrdiff_t)a->W_o.in_features, job->grads->grad_out);
     grads.grad_x = job->context;
     mha_linear_grads_run(job->layer.kernels, &grads, &job->room);
     return grads.grad_x;
@@ -167,8 +166,8 @@ attention_grads(backward_job *job, const void *grad_context)
 {
     const mha_layer_args *a = job->layer.args;
     const size_t features = mha_layer_context_features(a, job->layer.inputs[MHA_VALUES].features);
-    const mha_result out = dense_by_heads(a->attention.queries, features, a->attention.heads,
-                                          a->W_o.weight != NULL ? a->context : a->out);
+    const mha_result out =
+        dense_by_heads(a->attention.queries, features, a->attention.heads, a->W_o.weight != NULL ? a->context : a->out);
     mha_attention_grads grads = job->grads->attention;
 
     grads.out = (mha_operand){out.data, out.batch_stride, out.head_stride, out.row_stride};
@@ -216,8 +215,8 @@ is_needed(const mha_layer_path *in, size_t item, size_t row)
 {
     const mha_needed *needed = in->needed == NULL ? NULL : &in->needed[item];
 
-    return needed == NULL || (row >= needed->rows.first && row < needed->rows.last &&
-                              (needed->seen == NULL || needed->seen[row] != 0));
+    return needed == NULL ||
+           (row >= needed->rows.first && row < needed->rows.last && (needed->seen == NULL || needed->seen[row] != 0));
 }
 
 /*
@@ -279,8 +278,8 @@ project_input(backward_job *job, int i)
     const int is_dense =
         grad->data == NULL ||
         (grad->row_stride == in_features && mha_layer_is_even(&job->layer, in, grad->batch_stride, grad->row_stride));
-    const int in_place = in->needed == NULL && is_dense &&
-                         mha_layer_is_even(&job->layer, in, x->batch_stride, x->row_stride);
+    const int in_place =
+        in->needed == NULL && is_dense && mha_layer_is_even(&job->layer, in, x->batch_stride, x->row_stride);
     const size_t rows = in_place ? job->layer.args->attention.batch * in->rows : gather(job, i, add);
     mha_linear_grads grads = in_place ? linear_grads(job, i, rows, x->data, x->row_stride, job->projected[i])
                                       : linear_grads(job, i, rows, job->rows, in_features, job->row_grads);

@@ -54,8 +54,8 @@ is_biased_away(const score_row *at)
 
     for (size_t j = at->keys.first; j < at->keys.last; j++) {
         const char *bias = mha_mask_at(&a->bias, itemsize, &at->row, 0, j);
-        const double number = a->dtype == MHA_F64 ? *(const double *)(const void *)bias
-                                                  : (double)*(const float *)(const void *)bias;
+        const double number =
+            a->dtype == MHA_F64 ? *(const double *)(const void *)bias : (double)*(const float *)(const void *)bias;
         const int kept = a->keep_mask.data == NULL || *mha_mask_at(&a->keep_mask, 1, &at->row, 0, j) != 0;
 
         if (kept && !(number == -HUGE_VAL)) {
@@ -116,7 +116,8 @@ mha_layer_needed(const mha_layer_job *job, size_t item, uint8_t *seen, mha_neede
 static int
 is_all(const mha_needed *needed, size_t n)
 {
-    return needed->rows.first == 0 && needed->rows.last == n && (needed->seen == NULL || memchr(needed->seen, 0, n) == NULL);
+    return needed->rows.first == 0 && needed->rows.last == n &&
+           (needed->seen == NULL || memchr(needed->seen, 0, n) == NULL);
 }
 
 /* 1 if some row of keys may be hidden from all queries: by an interval, or by a mask. */

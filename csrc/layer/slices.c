@@ -45,7 +45,8 @@ cut(mha_layer_call *call)
     call->slice_items = a->batch;
     call->n_slices = call->n_workers = 1;
     /* The same as mha_layer_work, from what is known here. */
-    call->work = whole->work + whole->attention_job.problem.work + mha_linear_work(&whole->args->W_o, a->batch, a->queries);
+    call->work =
+        whole->work + whole->attention_job.problem.work + mha_linear_work(&whole->args->W_o, a->batch, a->queries);
     if (whole->attention_job.plan.n_tasks == 0 || whole->scratch.total_bytes == SIZE_MAX || bytes == 0 ||
         a->batch * bytes < 2 * SLICE_BYTES) {
         return; /* SIZE_MAX: the sizes overflowed, which opening the memory will report */

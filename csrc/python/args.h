@@ -218,7 +218,8 @@ int mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha
 PyObject *mha_py_new_tensor(const mha_py_call *call, const npy_intp *dims, const npy_intp *strides, size_t bytes,
                             mha_py_array *result);
 
-/* --- Masks and lengths: args_masks.c; terms of scores: args_scores.c ---------------------------------------------------------- */
+/* --- Masks and lengths: args_masks.c; terms of scores: args_scores.c
+ * ---------------------------------------------------------- */
 
 /* A bias of like's type, or, if like is NULL, a bool keep_mask; any strides.  Not given: array->array is NULL. */
 void mha_py_take_mask(mha_py_call *call, PyObject *value, const char *name, const mha_py_array *like,
@@ -240,7 +241,7 @@ void mha_py_take_lengths(mha_py_call *call, PyObject *value, npy_intp batch, npy
 void mha_py_see_lengths(const mha_py_lengths *lengths, mha_visibility *visible); /* the rest of *visible stays */
 
 /*
- * What a call of attention, or of a layer, has beside its operands.  values: NULL or None where it is not given.  terms:
+ * What a call of attention, or of a layer, has beside its operands.  values: NULL or None where it is not given. terms:
  * (relative_bias or None, softcap, sinks or None).
  */
 typedef struct {

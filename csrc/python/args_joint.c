@@ -1,7 +1,6 @@
 /*
- * args_joint.c: W_q, W_k and W_v as rows of one weight: read in place where they lie one after the other, else gathered;
- * and the gradient of that weight.
- * SPDX-License-Identifier: BSD-3-Clause
+ * args_joint.c: W_q, W_k and W_v as rows of one weight: read in place where they lie one after the other, else
+ * gathered; and the gradient of that weight. SPDX-License-Identifier: BSD-3-Clause
  */
 #include "layer_call.h"
 

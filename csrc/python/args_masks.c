@@ -97,10 +97,10 @@ mha_py_copy_mask(mha_py_call *call, const mha_py_scores *scores, int type, mha_m
                              mask->query_stride * itemsize);
             continue;
         }
-        (itemsize == 1   ? copy_uint8_t
-         : itemsize == 4 ? copy_float
-                         : copy_double)(from, mask->query_stride, mask->key_stride, dims[2], dims[3],
-                                        to + i * matrix * itemsize);
+        (itemsize == 1 ? copy_uint8_t
+         : itemsize == 4
+             ? copy_float
+             : copy_double)(from, mask->query_stride, mask->key_stride, dims[2], dims[3], to + i * matrix * itemsize);
     }
     *mask = (mha_mask){to, dims[0] > 1 ? dims[1] * matrix : 0, dims[1] > 1 ? matrix : 0, dims[2] > 1 ? dims[3] : 0,
                        dims[3] > 1 ? 1 : 0};

@@ -36,10 +36,10 @@ mha_py_options mha_py_layer_options(mha_py_call *call, PyObject *tuple);
 
 /* W_q, W_k and W_v as rows of one weight. */
 typedef struct {
-    mha_py_projection whole; /* its weight.array is NULL if the three are weights of their own */
-    int place;               /* that of the joint weight among the parameters */
-    int overlaps;            /* rows have no order, or are used twice: gradients are added up row by row */
-    npy_intp first[MHA_PY_N_INPUTS];        /* the rows from there on, unless */
+    mha_py_projection whole;         /* its weight.array is NULL if the three are weights of their own */
+    int place;                       /* that of the joint weight among the parameters */
+    int overlaps;                    /* rows have no order, or are used twice: gradients are added up row by row */
+    npy_intp first[MHA_PY_N_INPUTS]; /* the rows from there on, unless */
     const int64_t *numbers[MHA_PY_N_INPUTS]; /* they are these */
 } mha_py_joint;
 

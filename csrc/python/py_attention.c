@@ -155,9 +155,18 @@ py_attention_weights(mha_py_call *call, PyObject *const *given)
 {
     enum { Q, K, W_V, LENS, ROW_MAX, ROW_SUM, EMPTY, OPTIONS };
     const mha_py_score_values options = mha_py_layer_options(call, given[OPTIONS]).scores;
-    PyObject *const values[MHA_PY_N_ATTENTION] = {
-        given[Q], given[K], given[K], given[W_V], given[LENS], options.keep_mask, options.bias, options.causal,
-        options.window_left, options.window_right, options.scale, [MHA_PY_N_ATTENTION - 1] = given[EMPTY]};
+    PyObject *const values[MHA_PY_N_ATTENTION] = {given[Q],
+                                                  given[K],
+                                                  given[K],
+                                                  given[W_V],
+                                                  given[LENS],
+                                                  options.keep_mask,
+                                                  options.bias,
+                                                  options.causal,
+                                                  options.window_left,
+                                                  options.window_right,
+                                                  options.scale,
+                                                  [MHA_PY_N_ATTENTION - 1] = given[EMPTY]};
     mha_py_attention attention = {0};
     mha_py_array weights = {0};
 

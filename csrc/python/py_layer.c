@@ -65,8 +65,8 @@ kept_options(mha_py_call *call, mha_py_layer *layer, int keeps_weights)
     }
     PyArrayObject *const keep_mask = mha_py_copy_mask(call, scores, NPY_BOOL, &attention->keep_mask);
     PyArrayObject *const bias = mha_py_copy_mask(call, scores, layer->queries.type, &attention->bias);
-    PyObject *const parts[] = {given->causal,       mha_py_or_none(keep_mask), mha_py_or_none(bias), NULL, NULL,
-                               given->window_left,  given->window_right,       given->scale,         given->terms};
+    PyObject *const parts[] = {given->causal,      mha_py_or_none(keep_mask), mha_py_or_none(bias), NULL,        NULL,
+                               given->window_left, given->window_right,       given->scale,         given->terms};
     PyObject *const tuple = mha_py_own(call, PyTuple_New(MHA_PY_N_OPTIONS));
 
     for (Py_ssize_t i = 0; i < MHA_PY_N_OPTIONS && tuple != NULL; i++) {

@@ -16,7 +16,7 @@ enum { MASK_BIAS = MHA_PY_N_TENSORS, N_GRADIENTS }; /* the bias among the option
 
 typedef struct {
     int needs[N_GRADIENTS], n; /* n: without the last, or with it */
-    int join; /* gradients of inputs that are one object are added up in the first one's place */
+    int join;                  /* gradients of inputs that are one object are added up in the first one's place */
     mha_py_array made[N_GRADIENTS];
 } gradients;
 

@@ -236,14 +236,16 @@ check_layer_of_few_rows(void)
 
     for (size_t i = 0; i < 3 * sizeof(sizes) / sizeof(sizes[0]); i++) {
         layer_case c = good_layer(0);
-        const void **const rows[] = {&c.args.inputs[0].rows.data, &c.args.inputs[1].rows.data, &c.args.inputs[2].rows.data};
+        const void **const rows[] = {&c.args.inputs[0].rows.data, &c.args.inputs[1].rows.data,
+                                     &c.args.inputs[2].rows.data};
         const uint64_t before = hash_operands();
 
         c.args.attention.batch = sizes[i / 3].batch;
         c.args.attention.queries = sizes[i / 3].queries;
         c.args.attention.keys = sizes[i / 3].keys;
         *rows[i % 3] = NULL;
-        const int has_rows = c.args.attention.batch * (i % 3 == 0 ? c.args.attention.queries : c.args.attention.keys) > 0;
+        const int has_rows =
+            c.args.attention.batch * (i % 3 == 0 ? c.args.attention.queries : c.args.attention.keys) > 0;
         CHECK(mha_layer_forward(&c.args) == (has_rows ? MHA_ERR_ARG : MHA_OK), "layer of few rows, %zu", i);
         CHECK(!has_rows || hash_operands() == before, "layer of few rows, %zu: something was written", i);
     }
@@ -319,10 +321,12 @@ check_layer_wishes(int is_additive, int with_lengths)
     const uint64_t all = hash_operands();
     for (int i = 0; i < 12; i++) {
         mha_layer_grads some = c.grads;
-        void **const wanted[] = {&some.grad_inputs[0].data,   &some.grad_inputs[1].data, &some.grad_inputs[2].data,
-                                 &some.attention.grad_additive_weights, &some.grad_weight[0],      &some.grad_weight[1],
-                                 &some.grad_weight[2],        &some.grad_weight[3],      &some.grad_bias[0],
-                                 &some.grad_bias[1],          &some.grad_bias[2],        &some.grad_bias[3]};
+        void **const wanted[] = {&some.grad_inputs[0].data, &some.grad_inputs[1].data,
+                                 &some.grad_inputs[2].data, &some.attention.grad_additive_weights,
+                                 &some.grad_weight[0],      &some.grad_weight[1],
+                                 &some.grad_weight[2],      &some.grad_weight[3],
+                                 &some.grad_bias[0],        &some.grad_bias[1],
+                                 &some.grad_bias[2],        &some.grad_bias[3]};
         *wanted[i] = NULL;
         CHECK(mha_layer_backward(&some) == MHA_OK && hash_operands() == all, "without gradient %d", i);
     }

@@ -269,15 +269,18 @@ run_layer_forward(layer_call *c)
             set(a->attention.dtype, c->narrow[i], j, c->x[i][j]);
         }
     }
-    a->inputs[0].rows = (mha_operand){c->narrow[0], (ptrdiff_t)(a->attention.queries * a->inputs[0].size), 0, (ptrdiff_t)a->inputs[0].size};
-    a->inputs[1].rows = (mha_operand){c->narrow[1], (ptrdiff_t)(a->attention.keys * a->inputs[1].size), 0, (ptrdiff_t)a->inputs[1].size};
-    a->inputs[2].rows = (mha_operand){c->narrow[2], (ptrdiff_t)(a->attention.keys * a->inputs[2].size), 0, (ptrdiff_t)a->inputs[2].size};
+    a->inputs[0].rows = (mha_operand){c->narrow[0], (ptrdiff_t)(a->attention.queries * a->inputs[0].size), 0,
+                                      (ptrdiff_t)a->inputs[0].size};
+    a->inputs[1].rows = (mha_operand){c->narrow[1], (ptrdiff_t)(a->attention.keys * a->inputs[1].size), 0,
+                                      (ptrdiff_t)a->inputs[1].size};
+    a->inputs[2].rows = (mha_operand){c->narrow[2], (ptrdiff_t)(a->attention.keys * a->inputs[2].size), 0,
+                                      (ptrdiff_t)a->inputs[2].size};
     a->attention.additive_weights = c->n[OF_ADDITIVE] > 0 ? c->narrow[OF_ADDITIVE] : NULL;
     for (int i = 0; i < N_WEIGHTS; i++) {
         mha_linear *w = c->linears[i];
         if (w->weight != NULL) {
-            *w = packed_linear(a->attention.dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i], w->in_features,
-                               c->narrow[N_INPUTS + N_WEIGHTS + i]);
+            *w = packed_linear(a->attention.dtype, w->out_features, w->in_features, c->narrow[N_INPUTS + i],
+                               w->in_features, c->narrow[N_INPUTS + N_WEIGHTS + i]);
         }
     }
     CHECK(mha_layer_forward(a) == MHA_OK, "layer forward");
@@ -291,7 +294,8 @@ static void
 place_layer(layer_call *c)
 {
     mha_layer_args *a = &c->args;
-    const size_t item = size_of(a->attention.dtype), queries = a->attention.batch * a->attention.queries, keys = a->attention.batch * a->attention.keys;
+    const size_t item = size_of(a->attention.dtype), queries = a->attention.batch * a->attention.queries,
+                 keys = a->attention.batch * a->attention.keys;
     const size_t rows = queries * a->attention.heads;
     const size_t kept[8] = {c->n_out,
                             queries * a->inputs[0].W.out_features,
@@ -302,7 +306,7 @@ place_layer(layer_call *c)
                             rows,
                             0};
     void **places[8] = {&a->out,     &a->inputs[0].projected, &a->inputs[1].projected, &a->inputs[2].projected,
-                        &a->context, &a->attention.row_max,     &a->attention.row_sum,     &a->attention.weights};
+                        &a->context, &a->attention.row_max,   &a->attention.row_sum,   &a->attention.weights};
 
     for (int i = 0; i < 7; i++) {
         *places[i] = c->kept[i] = memset(allocate(kept[i] * item), 0xff, kept[i] * item);
@@ -313,9 +317,10 @@ place_layer(layer_call *c)
         c->got[i] = memset(allocate(c->n[i] * item), 0xff, c->n[i] * item);
     }
     c->grad_out = numbers(a->attention.dtype, c->n_out, 1.0);
-    c->grads = (mha_layer_grads){.forward = a,
-                                 .grad_out = c->grad_out,
-                                 .attention = {.grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL}};
+    c->grads =
+        (mha_layer_grads){.forward = a,
+                          .grad_out = c->grad_out,
+                          .attention = {.grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL}};
     for (int i = 0; i < N_INPUTS; i++) {
         const size_t n_rows = i == 0 ? a->attention.queries : a->attention.keys;
         const size_t size = i == 0 ? a->inputs[0].size : i == 1 ? a->inputs[1].size : a->inputs[2].size;

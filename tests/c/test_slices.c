@@ -182,7 +182,7 @@ main(int argc, char **argv)
             void *x = numbers(dtype, BATCH * ROWS * SIZE * 2, 1.0), *keys = numbers(dtype, BATCH * ROWS * SIZE, 1.0);
             mha_layer_args a = layer_sizes(dtype, BATCH, ROWS, ROWS, HEADS, (const size_t[]){SIZE, SIZE, SIZE});
             a.inputs[0].rows = (mha_operand){x, 2 * ROWS * SIZE, 0, 2 * SIZE}; /* every other row */
-            a.inputs[1].rows = (mha_operand){keys, SIZE, 0, BATCH * SIZE};       /* the book's decoder: time first */
+            a.inputs[1].rows = (mha_operand){keys, SIZE, 0, BATCH * SIZE};     /* the book's decoder: time first */
             a.inputs[2].rows.data = x;
             a.inputs[0].W = packed(FEATURES, SIZE);
             a.inputs[1].W = packed(FEATURES, SIZE);
