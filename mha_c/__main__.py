@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
-import threading
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, TextIO
+from typing import TYPE_CHECKING, Optional
 
 if TYPE_CHECKING:
-    from .teach.files import Report
+    pass
 
 EXAMPLES = """\
 mha_c check mine.py                 which line of my attention is wrong?
@@ -64,42 +62,18 @@ def playground(asked: argparse.Namespace) -> int:
 
 
 def check(asked: argparse.Namespace) -> int:
+    from ._verdict import verdict
+
     try:
-        from .teach.files import ended_after, judged
+        found = verdict(*file_and_name(asked.file), asked.kind, asked.mask, asked.seconds)
     except ValueError as error:  # of MHA_C_LANGUAGE
         print(error, file=sys.stderr)
         return 2
-
-    def show(report: Report) -> int:
-        try:
-            print(json.dumps(report.as_dict(), indent=2) if asked.json else report, file=answer, flush=True)
-        except OSError as error:
-            return unwritten(error)
-        return {True: 0, False: 1, None: 2}[report.ok]
-
-    file, name = file_and_name(asked.file)
-    with stdout_alone() as answer, ended_after(asked.seconds, file, show):
-        status = show(judged(file, name, asked.kind, mask=asked.mask))
-    if sum(not thread.daemon for thread in threading.enumerate()) > 1:
-        os._exit(status)  # Python would wait for the file's threads
-    return status
-
-
-@contextlib.contextmanager
-def stdout_alone() -> Iterator[TextIO]:
-    """What stdout is; meanwhile all that is printed goes to stderr, that of C and of other programs, too."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    answer = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, closefd=False)
-    with contextlib.suppress(OSError):  # without a stderr it goes where it went
-        os.dup2(2, 1)
     try:
-        yield answer
-    finally:
-        os.dup2(kept, 1)
-        with contextlib.suppress(OSError):  # what could not be written was told
-            answer.close()
-        os.close(kept)
+        print(json.dumps(found.report, indent=2) if asked.json else found.text, flush=True)
+    except OSError as error:
+        return unwritten(error)
+    return {True: 0, False: 1, None: 2}[found.ok]
 
 
 def unwritten(error: OSError) -> int:

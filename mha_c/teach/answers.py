@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import traceback
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any, NamedTuple, Optional
@@ -11,7 +12,7 @@ from unicodedata import east_asian_width
 import numpy as np
 
 from .probes import Inputs
-from .words import said
+from .words import said, say
 
 NEAR = 1e-4  # of 1 and of each number: float32 in any order of operations is nearer, and no known mistake is
 _MARKED = "background: rgba(226, 110, 60, .28); font-weight: 600"  # seen on white and on black
@@ -129,6 +130,26 @@ def _table(name: str, matrix: Any, marks: Any) -> str:
     )
 
 
+UNJUDGED = {"untried", "not_judged", "exits", "internal"}  # mistakes that are none of the student's numbers
+
+
+def readable(error: BaseException) -> BaseException:
+    """The error, or one of the same name where its text cannot be read."""
+    try:
+        str(error)
+    except BaseException:
+        made: BaseException = type(type(error).__name__, (Exception,), {})(said("(its text raises an error)"))
+        return made.with_traceback(error.__traceback__)
+    return error
+
+
+def failed(error: BaseException) -> str:
+    """That check itself has failed, with the place."""
+    frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]
+    place = f"{frame.filename}, {frame.lineno}" if frame else "?"
+    return say("internal", error=f"{type(error).__name__}: {readable(error)}", place=place)
+
+
 class Answer:
     """The result of `check`: a text; in a notebook, the matrices beside each other.
 
@@ -136,11 +157,12 @@ class Answer:
 
     Attributes
     ----------
-    ok : bool
-        Whether the implementation computes what the book's does.
+    ok : bool or None
+        Whether the implementation computes what the book's does; None where that could not be judged: it ends the
+        program, or has arguments or weights that check does not know.
     mistakes : list of str
         What is wrong, the likeliest first: ids of known mistakes, dropout_in_eval, dtype, changes_inputs, shape,
-        raises, untried, extra_parameter, many_keys, unknown.
+        raises, extra_parameter, many_keys, unknown; where it was not judged: untried, not_judged, exits, internal.
     notes : list of str
         Remarks that are worth reading, but are not mistakes.
     mask : str or None
@@ -155,11 +177,18 @@ class Answer:
     """
 
     def __init__(
-        self, mistakes: Sequence[str], parts: Sequence[Any], notes: Sequence[str] = (), mask: Optional[str] = None
+        self,
+        mistakes: Sequence[str],
+        parts: Sequence[Any],
+        notes: Sequence[str] = (),
+        mask: Optional[str] = None,
+        *,
+        error: Optional[BaseException] = None,
     ) -> None:
+        self.error = error  # that ended it
         self.mask = mask
         self.mistakes = list(dict.fromkeys(mistakes))
-        self.ok = not self.mistakes
+        self.ok = None if self.mistakes and {*self.mistakes} <= UNJUDGED else not self.mistakes
         self.notes = list(notes)
         self._parts = [*parts, *(said("Note: {note}", note=note) for note in notes)]
 

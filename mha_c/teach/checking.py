@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from .._arguments.calls import refuses_at_the_call
+from .._arguments.calls import is_refusal, refuses_at_the_call
 from . import masks
-from .answers import Answer
+from .answers import Answer, failed
 from .beyond import beyond, extra, of_large_scores
 from .biases import biases, made_with
 from .choices import choices
@@ -32,7 +32,7 @@ from .student import Round, Student, gradients_recorded
 from .students import student_of
 from .together import together
 from .training import training
-from .verdicts import known, random, right, unknown, unmade
+from .verdicts import exits, known, random, right, unknown, unmade
 from .words import said, say
 
 _Found = tuple[Run, str]  # a run that is right, and the book's function that it equals
@@ -74,7 +74,7 @@ def check(
     -------
     Answer
         `.ok`, `.mistakes`, `.mask`, a text, and a page in notebooks.  An error of the student's own is one, too: a loop
-        of grades goes on.  ["not_judged"]: it has weights, or takes arguments, by names that are not known.
+        of grades goes on.  `.ok` is None where it could not be judged, as where weights have names that are not known.
 
     Raises
     ------
@@ -114,7 +114,13 @@ def check(
     except Unmade as error:
         return unmade(mine, error, notes)
     except CannotAsk as error:
-        return Answer(["not_judged"], [str(error)], notes)
+        return Answer(["not_judged"], [str(error)], notes, error=error)
+    except SystemExit as error:
+        return exits(mine, error, notes)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or (isinstance(error, (TypeError, ValueError)) and is_refusal(error)):
+            raise
+        return Answer(["internal"], [failed(error)], notes, error=error)
 
 
 class _Wrong(Exception):

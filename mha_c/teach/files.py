@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import linecache
@@ -16,12 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, NamedTuple, Optional
 
-from .._recognize import parameters
-from .answers import Answer
+from .answers import Answer, readable
 from .checking import check
+from .choosing import Pieces, defined, layer_of
 from .kinds import told, unknown_kind
+from .making import CannotAsk, Unmade
 from .mistakes import KINDS
 from .notebooks import is_part, parts
+from .verdicts import exits
 from .words import said
 
 
@@ -44,56 +45,73 @@ class Judged(NamedTuple):
     answer: Optional[Answer]
     problem: Optional[Problem] = None
 
+    @property
+    def ok(self) -> Optional[bool]:
+        return self.answer.ok if self.answer else None
+
     def as_dict(self) -> dict[str, Any]:
         answer = self.answer
         return {
             "name": self.name,
             "kind": self.kind,
-            "ok": answer.ok if answer else None,
+            "ok": self.ok,
             "mistakes": answer.mistakes if answer else [],
             "mask": answer.mask if answer else None,
             "notes": answer.notes if answer else [],
-            "text": str(answer) if answer else "",
+            "text": str(answer or self.problem),
             "problem": self.problem.as_dict() if self.problem else None,
         }
 
 
 class Report:
-    """What came of a file: `ok` is None where nothing was found wrong, and something could not be judged."""
+    """What came of a file: `ok` is None where nothing was found wrong, and something could not be judged, or nothing
+    was; `left` are names that were left out, and why."""
 
-    def __init__(self, file: str, judged: Sequence[Judged] = (), problem: Optional[Problem] = None) -> None:
-        self.file, self.judged, self.problem = file, list(judged), problem
-        oks = [each.answer.ok if each.answer else None for each in self.judged]
-        self.ok = False if False in oks else None if problem or None in oks else True
+    def __init__(
+        self,
+        file: str,
+        judged: Sequence[Judged] = (),
+        problem: Optional[Problem] = None,
+        left: Sequence[Judged] = (),
+    ) -> None:
+        self.file, self.judged, self.problem, self.left = file, list(judged), problem, list(left)
+        oks = [each.ok for each in self.judged]
+        self.ok = False if False in oks else True if oks and all(oks) and not problem else None
 
     def as_dict(self) -> dict[str, Any]:
         problem = self.problem.as_dict() if self.problem else None
-        return {"file": self.file, "ok": self.ok, "checked": [x.as_dict() for x in self.judged], "problem": problem}
+        checked = [each.as_dict() for each in self.judged]
+        left = {each.name: each.problem.as_dict() for each in self.left if each.problem}
+        return {"file": self.file, "ok": self.ok, "checked": checked, "left_out": left, "problem": problem}
 
     def __str__(self) -> str:
+        left = [said("Left out: {name}: {why}", name=each.name, why=each.problem) for each in self.left]
         if self.problem:
-            return said("{file} cannot be judged: {problem}", file=self.file, problem=self.problem)
+            says = said("{file} cannot be judged: {problem}", file=self.file, problem=self.problem)
+            return "\n\n".join([says, *left])
         verdicts = {True: "right", False: "wrong", None: "cannot be judged"}
         texts = []
         for each in self.judged:
-            verdict = said(verdicts[each.answer.ok if each.answer else None])
+            verdict = said(verdicts[each.ok])
             what = f"{self.file}:{each.name}{f' ({each.kind})' if each.kind else ''}"
             texts.append(f"{said('{what}: {verdict}', what=what, verdict=verdict)}\n\n{each.answer or each.problem}")
-        return "\n\n".join(texts)
+        return "\n\n".join([*texts, *left] or [self.file])
 
 
 def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **options: Any) -> Report:
-    """The report on a file: on `name`, or on all that the file defines and whose kind can be told.
+    """The report on a file: on `name`, or on the attentions that the file defines.
 
-    What another of these uses is judged as a part of it.  What the file prints goes to stderr.
+    What another of these uses is judged as a part of it, a model or a block that holds one not at all.  What the file
+    prints goes to stderr.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr), no_input():
             if kind is not None and kind not in KINDS:
                 raise Problem("no_such_kind", str(unknown_kind(kind)))
             module = loaded(Path(file))
-            chosen = [name] if name else _chosen(module, Path(file), kind)
-            return Report(file, [_judged(module, each, kind, options) for each in chosen])
+            if name:
+                return Report(file, [_judged(module, name, kind, options)])
+            return _all_judged(module, Path(file), kind, options)
     except Problem as problem:
         return Report(file, problem=problem)
 
@@ -127,8 +145,8 @@ def loaded(path: Path) -> ModuleType:
             if isinstance(text, str):  # of a cell, which no traceback finds in a file
                 linecache.cache[name] = len(text), None, text.splitlines(True), name
             exec(compile(text, name, "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:
-        raise _import_problem(path, error) from error
+    except BaseException as error:
+        raise _import_problem(path, readable(error)) from error
     return module
 
 
@@ -167,15 +185,16 @@ def _place(path: Path, frames: Sequence[traceback.FrameSummary]) -> tuple[Option
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float, file: str, show: Callable[[Report], int]) -> Iterator[None]:
-    """Ends the process after so long, whatever the file does then; `show` gets the report, and gives the status."""
+def ended_after(seconds: float, file: str, show: Callable[[Report], Any]) -> Iterator[None]:
+    """Ends the process after so long, whatever the file does then; `show` gets the report."""
     watched = threading.get_ident()
 
     def end() -> None:
         frames = traceback.extract_stack(sys._current_frames()[watched])
         line, where, text = _place(Path(file), frames)
         words = said("it still runs after {seconds:g} seconds.", seconds=seconds) + f"{where}\n{text}"
-        os._exit(show(Report(file, problem=Problem("takes_too_long", words.strip(), line))))
+        show(Report(file, problem=Problem("takes_too_long", words.strip(), line)))
+        os._exit(2)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
@@ -186,83 +205,75 @@ def ended_after(seconds: float, file: str, show: Callable[[Report], int]) -> Ite
         timer.cancel()
 
 
-def _defined(module: ModuleType) -> dict[str, Any]:
-    """Functions and classes that the file itself defines, those with an underscore left out."""
-    mine = vars(module).items()
-    return {x: f for x, f in mine if x[0] != "_" and callable(f) and getattr(f, "__module__", "") == module.__name__}
+def no_answer(status: Optional[int], seconds: float) -> tuple[str, str]:
+    """The problem's id and words where the process that judged ended with this status, or still runs (None)."""
+    if status is None:
+        return "takes_too_long", said("it still runs after {seconds:g} seconds.", seconds=seconds)
+    how = said("signal {number}", number=-status) if status < 0 else said("exit status {status}", status=status)
+    return "ended", said(
+        "it ended its process ({how}) before there was an answer: os._exit(), a crash in C, or no memory left.", how=how
+    )
+
+
+def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: dict[str, Any]) -> Report:
+    """The report on what a file defines: what is of this kind, or of any, and is no part of another such."""
+    pieces = Pieces(module, path)
+    found = [name for name in pieces.attentions if kind in (None, pieces.all[name].kind)]
+    chosen = pieces.outermost(found or (list(pieces.all) if kind else []))
+    left = [Judged(x, None, None, Problem("unmade", why)) for x, why in pieces.left.items()]
+    if not chosen or (kind and len(chosen) > 1):
+        why = said("several could be the {kind}", kind=kind) if chosen else said("no name tells what it is")
+        words = "{why}: {there}.  Write {file}:NAME, and --kind with one of {kinds}"
+        there = _there([*pieces.all])
+        text = said(words, why=why, there=there, file=path.name, kinds=", ".join(KINDS))
+        return Report(str(path), problem=Problem("nothing_to_judge", text), left=left)
+    judged: list[Judged] = []
+    while chosen:
+        name = chosen.pop(0)
+        each = _judged(module, name, kind, options)
+        if each.ok is None:  # its parts say something, too
+            covered = set().union(*(pieces.all[other].uses for other in (*chosen, *(x.name for x in judged))))
+            chosen += [part for part in pieces.parts_of(name) if part not in covered and not kind]
+        if each.ok or kind or pieces.all[name].is_sure():
+            judged.append(each)
+        else:
+            words = "its name alone says that it may be a {kind}: write {file}:{name} to judge it"
+            text = said(words, kind=pieces.all[name].kind, file=path.name, name=name)
+            left.append(Judged(name, None, None, Problem("not_sure", text)))
+    return Report(str(path), judged, left=left)
 
 
 def _kind(mine: Any, kind: Optional[str]) -> Optional[str]:
     try:
         return told(mine, kind)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, Unmade):
         return None
 
 
-def _is_plain_softmax(mine: Any) -> bool:
-    """A helper that takes scores alone, and maybe an axis: it is no exercise of the book, and needs no mask."""
-    needed = [each for each in parameters(mine) if each.default is each.empty]
-    name = str(getattr(mine, "__name__", ""))
-    return "softmax" in name.lower() and "mask" not in name.lower() and len(needed) == 1
-
-
-def _chosen(module: ModuleType, path: Path, kind: Optional[str]) -> list[str]:
-    """What to judge of a file: what is of this kind, or of any, and is no part of another such."""
-    defined = _defined(module)
-    kinds = {name: None if _is_plain_softmax(mine) else _kind(mine, None) for name, mine in defined.items()}
-    found = [name for name in defined if (kinds[name] == kind if kind else kinds[name])]
-    found = found or (list(defined) if kind else [])
-    uses = _uses(path, list(defined))
-    used = {name: {other for other in found if name in uses[other] and other not in uses[name]} for name in found}
-    chosen = [name for name in found if not used[name]]
-    if not chosen or (kind and len(chosen) > 1):
-        there = (
-            said("it defines {names}", names=", ".join(defined))
-            if defined
-            else said("it defines no function and no class")
-        )
-        why = said("several could be the {kind}", kind=kind) if chosen else said("no name tells what it is")
-        words = "{why}: {there}.  Write {file}:NAME, and --kind with one of {kinds}"
-        raise Problem("nothing_to_judge", said(words, why=why, there=there, file=path.name, kinds=", ".join(KINDS)))
-    return chosen
-
-
-def _uses(path: Path, names: Sequence[str]) -> dict[str, set[str]]:
-    """{name: those of the names that its text uses, and what these use, itself not counted}."""
-    direct: dict[str, set[str]] = {name: set() for name in names}
-    for node in [node for _, text in parts(path) for node in ast.parse(text).body]:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in direct:
-            words = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-            direct[node.name] |= words.intersection(names) - {node.name}
-    uses = {}
-    for name in names:
-        reached: set[str] = set()
-        waiting = [name]
-        while waiting:
-            new = direct[waiting.pop()] - reached
-            reached |= new
-            waiting += new
-        uses[name] = reached - {name}
-    return uses
+def _there(names: Sequence[str]) -> str:
+    return said("it defines {names}", names=", ".join(names)) if names else said("it defines no function and no class")
 
 
 def _judged(module: ModuleType, name: str, kind: Optional[str], options: dict[str, Any]) -> Judged:
     if not hasattr(module, name):
-        defined = _defined(module)
-        near = get_close_matches(name, defined, 1)
-        there = said("it defines {names}", names=", ".join(defined)) if defined else said("it defines nothing")
+        names = defined(module)
+        near = get_close_matches(name, names, 1)
+        there = said("it defines {names}", names=", ".join(names)) if names else said("it defines nothing")
         there = said("did you mean {name}?", name=near[0]) if near else there
         raise Problem("no_such_name", said("it has no {name!r}: {there}", name=name, there=there))
     mine = getattr(module, name)
     try:
         answer = check(mine, kind, **options)
-        if answer.mistakes != ["not_judged"]:
-            return Judged(name, _kind(mine, kind), answer)
-        problem = Problem("not_judged", str(answer))
-    except SystemExit as error:
-        path = Path(str(module.__file__))
-        words = said("it ends the program (SystemExit) when it is called")
-        problem = Problem("exits", words, _place(path, traceback.extract_tb(error.__traceback__))[0])
+        if isinstance(answer.error, (CannotAsk, Unmade)):  # check made none, and the file may have made one
+            layer = layer_of(module, mine)
+            answer = answer if layer is None else check(layer, kind, **options)
     except (TypeError, ValueError) as error:
-        problem = Problem("not_judged", str(error))
-    return Judged(name, None, None, problem)
+        return Judged(name, None, None, Problem("not_judged", str(readable(error))))
+    except KeyboardInterrupt as error:  # of the file: nobody is at this keyboard
+        answer = exits(mine, error, [])
+    ended = [id for id in ("exits", "internal", "not_judged") if answer.mistakes == [id]]
+    if not ended:
+        return Judged(name, _kind(mine, kind), answer)
+    path, error = Path(str(module.__file__)), answer.error
+    line = _place(path, traceback.extract_tb(error.__traceback__))[0] if error else None
+    return Judged(name, None, None, Problem(ended[0], str(answer), line))

@@ -178,7 +178,9 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
             given[parameter.name] = known[name]
     try:
         return evaluating(mine(**{**given, **{name: x for name, x in (chosen or {}).items() if name in names}}))
-    except Exception as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         raise Unmade from error
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from .._arguments.arrays import is_tensor
 from .._recognize import books_name, parameters, root_of
 from .._recognize.roles import is_flag, roles
+from .answers import readable
 from .forms import Way, joined, parts
 from .making import (
     OF_FORM,
@@ -49,6 +50,7 @@ WEIGHTS = {
     "causal_multi_head": ("W_q", "W_k", "W_v", "W_o"),
 }
 _TABLES = ("cos", "sin", "cis")
+_MOST = 1e7  # numbers of a result: more than any probe has
 _BY_NAME_ALONE = {
     "causal": ("mask", "offset"),
     "chunked": ("mask",),
@@ -85,7 +87,7 @@ class Outcome(NamedTuple):
     """What came of one probe: an output, or an error."""
 
     output: Any  # an array, or None
-    error: Optional[Exception] = None
+    error: Optional[BaseException] = None
     dtype: str = ""
     changed: Sequence[tuple[str, Array, Array]] = ()  # inputs that hold other numbers afterwards: before, after
 
@@ -271,10 +273,10 @@ class Student:
                 after = {name: np.asarray(plain(given[name])) for name in before}
                 changed += [(name, before[name], x) for name, x in after.items() if not np.array_equal(before[name], x)]
             shown = joined(outputs, way.layout)
-        except CannotSay:
+        except (CannotSay, SystemExit, KeyboardInterrupt):
             raise
-        except Exception as error:
-            return Outcome(None, error)
+        except BaseException as error:
+            return Outcome(None, readable(error))
         return Outcome(shown, None, str(getattr(output, "dtype", "")).replace("torch.", ""), changed)
 
     def traced(self, inputs: Inputs, way: Way, asked: Round, name: str) -> tuple[Any, Any]:
@@ -341,6 +343,9 @@ class Student:
             result = self._called(call, given)
         if result is None:
             raise NoOutput(said("it gives None: is a return missing?"))
+        if np.prod(getattr(result, "shape", ()) or 1, dtype=float) > _MOST:
+            words = "it gives an array of shape {shape}: these are more numbers than any probe has"
+            raise NoOutput(said(words, shape=tuple(result.shape)))
         if isinstance(result, dict):
             raise NoOutput(said("it gives a dict: return the output, or (output, weights)"))
         if isinstance(result, tuple) and len(result) > 1:  # (output, weights), or queries and keys

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 
 from . import lawful
-from .answers import NEAR, Answer, Example, Lines, written
+from .answers import NEAR, Answer, Example, Lines, readable, written
 from .comparing import equal, output
 from .explaining import Explained, where
 from .forms import LAYOUTS_SAY
@@ -80,9 +80,16 @@ def random(run: Run, notes: Sequence[str]) -> Answer:
 
 def unmade(mine: Any, error: Unmade, notes: Sequence[str]) -> Answer:
     """The constructor raises an error."""
-    cause = error.__cause__ or error
+    cause = readable(error.__cause__ or error)
     words = say("unmade", name=mine.__name__, error=f"{type(cause).__name__}: {cause}", line=own_line(cause))
-    return Answer(["raises"], [words], notes)
+    return Answer(["raises"], [words], notes, error=error)
+
+
+def exits(mine: Any, error: BaseException, notes: Sequence[str]) -> Answer:
+    """It calls exit()."""
+    name = str(getattr(mine, "__name__", type(mine).__name__))
+    words = say("exits", name=name, type=type(error).__name__, line=own_line(error))
+    return Answer(["exits"], [words], notes, error=error)
 
 
 def _beside(run: Run) -> tuple[list[str], list[Any]]:

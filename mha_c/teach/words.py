@@ -55,6 +55,9 @@ SENTENCES = {
     "smallest": "The smallest example ({count} of {all} probes differ):",
     "raises_in": "It raises {type}: {error}\nin {line}\nwith {shapes}",
     "here": "Here {error}",
+    "exits": "Your {name} ends the program ({type}) when it is called.\nin {line}",
+    "internal": "check itself failed: {error}\nin {place}\nThis says nothing about the code.  Please report it, with "
+    "the code.",
     "raises": "Your {name} raises an error for {count} of {all} probes",
     "no_output": "Your {name} gives no output for {count} of {all} probes",
     "others_right": "; the others are right.",

@@ -98,7 +98,7 @@ def test_check_says_what_to_do(folder):
     assert "SyntaxError" in said["donald"] and f", line {len(FILES['donald'][0].splitlines())}" in said["donald"]
     assert "Line 1:\nModuleNotFoundError: No module named 'a_package_that_nobody_has'" in said["edsger"]
     assert "`uvx --with a_package_that_nobody_has ...`" in said["edsger"]
-    assert "it ends the program (SystemExit) when it is called" in said["grace"]
+    assert "ends the program (SystemExit) when it is called" in said["grace"]
     report = json.loads(command("check", "submissions/grace.py", "--json", cwd=folder, status=2).stdout)
     lines = FILES["grace"][0].splitlines()
     assert report["checked"][0]["problem"]["line"] == lines.index("    raise SystemExit(0)") + 1

@@ -162,7 +162,7 @@ ORDER = [
     ("torch",),
     ("d2l",),
     ("__init__",),
-    ("demo",),
+    ("demo", "_verdict"),
     ("__main__",),
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
