@@ -288,6 +288,12 @@ books: $(D2L)
 playground: build/playground.html
 	@echo 'Open build/playground.html in a browser.'
 
+# The repository's address, once it has one, on every page and in every notebook: tools/address.py.
+.PHONY: address
+REPOSITORY ?=
+address:
+	@$(PYTHON) tools/address.py '$(REPOSITORY)'
+
 # The site: build/docs/html/index.html.  Notebooks are executed; warnings, dead links and loads from elsewhere are errors.
 docs: $(STAMPS)/installed $(STAMPS)/docs-tools build/playground.html
 	cd build && $(BIN)/python ../tools/site.py $(ARGS)
@@ -335,13 +341,14 @@ help:
 	@echo 'nightly     all of these, for longer'
 	@echo 'oldest      the wheel on the oldest NumPy for this Python'
 	@echo 'free-threaded   the suite without the global lock     PYTHON=python3.14t'
-	@echo 'docs        the site, from pages, notebooks, docstrings and mha.h'
+	@echo 'docs        the site, from pages, notebooks and docstrings'
 	@echo 'playground  build/playground.html, attention in a browser: one file, the core inside'
 	@echo 'smoke       one test of each promise, in a minute       wheel       build/wheel/*.whl, *.tar.gz'
 	@echo 'wheels      every platform'"'"'s wheel into dist/, checked  ARGS="--only macos"'
 	@echo 'wheels-twice   and once more: the same bytes          browser-wheel   for Pyodide'
 	@echo 'test-wheels dist/ on every Python, under qemu, wine   ARGS="x86 arm64 musl windows browser"'
 	@echo 'compare-wheels   a wheel of this system'"'"'s own compiler and dist/: the same files and bits of results'
+	@echo 'address     the repository'"'"'s address on all pages       REPOSITORY=https://...'
 	@echo 'clean       remove everything that was made'
 
 # --- what the goals above share ------------------------------------------------------------------

@@ -3,13 +3,9 @@
 One binary serves CPython 3.9 and every later version (the limited API, abi3), and one every Python without the global
 lock from 3.15 on (abi3t); one before 3.15, which has no stable ABI, gets a binary for its own version.
 
-Switches, read from the environment (each builds in a folder of its own):
-    MHA_C_DEBUG=1      assertions on, little optimisation
-    MHA_C_SANITIZE=1   address and undefined-behaviour sanitizers, and assertions
-    MHA_C_TSAN=1       the thread sanitizer, and assertions
-    MHA_C_COVERAGE=1   line coverage for gcov
-and MHA_C_REPOSITORY, the address of the repository, for the links of a published package; MHA_C_OBJECTS, a folder whose
-build/ keeps the objects for the next build, where this one's is thrown away.
+Switches, read from the environment: MHA_C_DEBUG, MHA_C_SANITIZE, MHA_C_TSAN, MHA_C_COVERAGE (SWITCHES; each builds in a
+folder of its own); MHA_C_REPOSITORY, the repository's address, for the links of a published package; MHA_C_OBJECTS, a
+folder whose build/ keeps the objects for the next build, where this one's is thrown away.
 """
 
 import os
@@ -46,9 +42,12 @@ NUMPY = STABLE_ABI[2] if LIMITED_API else ABI3[2]  # of abi3 the lowest NumPy of
 WINDOWS = [("MS_WINDOWS", ""), ("MS_WIN32", ""), ("MS_WIN64", "")] if sys.platform == "win32" else []
 # Built for a browser, Python runs on another system than it builds for.
 SYSTEM = "emscripten" if sysconfig.get_platform().endswith("wasm32") else sys.platform
-REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
 PAGES = {"Source": "", "Issues": "/issues", "Changelog": "/blob/HEAD/CHANGELOG.md"}
-THIS_PAGE = "ADDRESS-OF-THIS-PAGE"  # in the README's line that installs
+ADDRESS = "ADDRESS-OF-THE-REPOSITORY"  # in the README's line that installs, until `make address` has filled it in
+with open("README.md", encoding="utf-8") as file:
+    README = file.read()
+INSTALLED_FROM = re.search(r"^pip install git\+(\S+)$", README, re.MULTILINE)[1].replace(ADDRESS, "")
+REPOSITORY = os.environ.get("MHA_C_REPOSITORY", INSTALLED_FROM).rstrip("/")
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
 
@@ -58,8 +57,8 @@ def sorted_glob(*patterns):
 
 def readme_for_the_index():
     """README.md where its files are not at hand: links become addresses in the repository, or words without one."""
-    with open("README.md", encoding="utf-8") as file, open("pyproject.toml", encoding="utf-8") as project:
-        text, version = file.read(), re.search(r'^version = "(.*)"', project.read(), re.MULTILINE)[1]
+    with open("pyproject.toml", encoding="utf-8") as project:
+        version = re.search(r'^version = "(.*)"', project.read(), re.MULTILINE)[1]
 
     def absolute(link):
         picture, words, path = link.groups()
@@ -67,7 +66,9 @@ def readme_for_the_index():
             return "" if picture else words
         return f"{picture}[{words}]({REPOSITORY}/{'raw' if picture else 'blob'}/v{version}/{path})"
 
-    text = text.replace(THIS_PAGE, REPOSITORY or THIS_PAGE)
+    text = re.sub(r'<picture>.*?src="([^"]+)" alt="([^"]*)".*?</picture>', r"![\2](\1)", README)
+    if REPOSITORY:  # without the paragraph that says what to write there
+        text = re.sub(rf"^`{ADDRESS}` .*?\n\n", "", text, flags=re.MULTILINE | re.DOTALL).replace(ADDRESS, REPOSITORY)
     return re.sub(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)", absolute, text)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 ROOT = Path(__file__).resolve().parents[1]
 MEASURED = ROOT / "benchmarks" / "measured"
@@ -39,12 +40,13 @@ LEGEND = {
 IN_TABLE = ("M1", "M3", "M5", "M6", "M7", "M10", "A2", "A3", "S512d64c", "S2048d64", "S37d64")
 IN_TRAINING = ("M5", "M7", "M14", "A2", "A3", "S128p")
 IN_README = {  # (kind, case), and what it is to somebody who knows the book
-    ("evaluation", "M1"): "NumPy: multi-head\nattention, first example",
-    ("evaluation", "M5"): "NumPy: attention, first\nedition's Transformer",
-    ("evaluation", "M7"): "NumPy: attention,\nd2l 1.0's Transformer",
     ("encoder", "forward"): "torch: whole encoder\nof d2l 1.0",
     ("encoder", "training"): "torch: the same,\nin training",
+    ("evaluation", "M7"): "one layer, NumPy beside torch:\nd2l 1.0's Transformer",
+    ("evaluation", "M5"): "one layer, NumPy beside torch:\nfirst edition's Transformer",
+    ("evaluation", "M1"): "one layer, NumPy beside torch:\nthe first example",
 }
+INKED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
 UNDATED = {"Date": None}  # the same bytes for the same figures
 OLD = 150  # commits: figures older than that are called so
 
@@ -152,23 +154,26 @@ def main(*sources):
     files = {name: MEASURED / f"{stem(name)}.json" for name in PROCESSORS}
     known = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     put_into(ROOT / "benchmarks" / "README.md", for_benchmarks(known))
-    readme_chart(known).savefig(ROOT / "docs" / "img" / "speed.svg", metadata=UNDATED)
+    for name, ground, ink in (("speed", "white", "black"), ("speed-dark", "#0d1117", "#e6edf3")):
+        with matplotlib.rc_context({key: ink for key in INKED}):
+            figure = readme_chart(known)
+        figure.savefig(ROOT / "docs" / "img" / f"{name}.svg", metadata=UNDATED, facecolor=ground)
 
 
 def readme_chart(known):
     """How many times faster, a bar a processor; what was not measured has none."""
     matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 11.5})
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.add_subplot()
+    axes = figure.add_subplot(facecolor="none")
     height = 0.8 / len(known)
-    for i, (name, facts) in enumerate(known.items()):
+    for i, facts in enumerate(known.values()):
         for j, (kind, case) in enumerate(IN_README):
             found = facts.get(kind, {}).get(case)
             if found is None:
                 continue
             ratio = found if kind == "encoder" else found["times_faster"]
             at = j + (i - (len(known) - 1) / 2) * height
-            axes.barh(at, ratio - 1, left=1, height=0.9 * height, color=SHADES[i], label=None if j else name)
+            axes.barh(at, ratio - 1, left=1, height=0.9 * height, color=SHADES[i])
             axes.text(ratio * 1.03, at, f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}", va="center", fontsize=10.5)
     axes.set_xscale("log")
     axes.set_xlim(1, 22)
@@ -178,7 +183,7 @@ def readme_chart(known):
     axes.set_ylim(len(IN_README) - 0.5, -0.5)
     axes.set_xlabel("times as fast as the book's code, on one thread of a CPU")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend([Patch(color=shade) for shade in SHADES[: len(known)]], known, loc="upper right", frameon=False)
     return figure
 
 

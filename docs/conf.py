@@ -1,4 +1,4 @@
-"""The site, built by `make docs` with Sphinx: pages, notebooks, and the API from docstrings and mha.h.
+"""The site, built by `make docs` with Sphinx: pages, notebooks, and the API from docstrings.
 
 tools/site.py lays out what is built; this file says how it looks.  Nothing of the site comes from the network.
 """
@@ -30,6 +30,7 @@ highlight_language = "none"  # a box without a language is what another one prin
 html_theme = "furo"
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
+html_favicon = "favicon.svg"
 html_title = f"mha_c {release}"
 html_show_sourcelink = False
 toc_object_entries_show_parents = "hide"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jupytext
 import nbformat
+from address import filled_in
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
 DATA = re.compile(r'"(\.\./data/([\w.]+))"')
@@ -33,9 +34,7 @@ def names():
 
 def with_address(text):
     """What a reader copies has the repository's address in it, where that is known."""
-    unknown = "ADDRESS-OF-THE-REPOSITORY"
-    known = os.environ.get("MHA_C_REPOSITORY") or unknown
-    return text.replace("ADDRESS-OF-THIS-PAGE", known).replace(unknown, known)
+    return filled_in(text, os.environ.get("MHA_C_REPOSITORY", "").rstrip("/"))
 
 
 def portable(name):

@@ -22,7 +22,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from chromium import MATRIX, Browser, Shown  # noqa: E402
+from chromium import Browser, Shown  # noqa: E402
 
 FOLDER = ROOT / "docs" / "img"
 DRAWN = "return document.querySelectorAll('[data-mhac]:not([data-mhac-ready])').length === 0"
@@ -59,13 +59,13 @@ def written_by_the_page(page, folder, file):
     return folder / file
 
 
-def shown(browser, blob, width, hands):
+def shown(browser, blob, width, hands, scheme="light"):
     """A screenshot of a page at double density, after `hands` have done something in it."""
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
         page.write_text(blob if blob.startswith("<!") else FRAME + blob, encoding="utf-8")
         browser.size(width, 800, 1.5)
-        browser.scheme("light")
+        browser.scheme(scheme)
         browser.open(page.as_uri())
         browser.wait(DRAWN)
         view = Shown(browser)
@@ -119,30 +119,14 @@ def press_next(view, times):
     view.browser.run("return new Promise(done => setTimeout(done, 1500))")  # numbers move to their places
 
 
-def on_it(view):
-    """The last head, and what "it" gives to "cat": the keys move from the largest weight's cell."""
-    view.press("3")
-    view.focus(MATRIX)
-    for _ in range(100):
-        query, key, _ = view.pair()
-        if (query, key) == (8, 1):
-            return view.run("R.activeElement.blur()")  # without the frame of what has the focus
-        view.press(*["ArrowDown"] * (query < 8), *["ArrowUp"] * (query > 8))
-        view.press(*["ArrowRight"] * (key < 1), *["ArrowLeft"] * (key > 1))
-    raise RuntimeError("the cell of it and cat was not reached")
+def without_focus(view):
+    view.run("if (R.activeElement) R.activeElement.blur()")
 
 
-def pointed_at_it(view):
-    """The same with the pointer on that cell, which shows the two words and the weight."""
-    on_it(view)
-    view.point(MATRIX, 0.256, 0.79)
-
-
-def down_to_it(data):
-    """Of a picture that is 760 wide: the heads, and the matrix down to the row of "it"; as wide as the README's
-    chart, because a table gives its columns room by the widths of their pictures."""
-    part, file = Image.open(io.BytesIO(data)).convert("RGB").crop((30, 124, 1110, 754)), io.BytesIO()
-    part.resize((720, 420), Image.Resampling.LANCZOS).save(file, "PNG")
+def down_to_the_scale(data):
+    """The heads and the matrix of a page that is 820 wide, at 1.5 pixels a point: as wide as a README."""
+    part, file = Image.open(io.BytesIO(data)).convert("RGB").crop((36, 36, 1194, 1018)), io.BytesIO()
+    part.save(file, "PNG")
     return file.getvalue()
 
 
@@ -160,8 +144,8 @@ def pages(browser):
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         view = written_by_the_page("heat-maps.md", folder, "attention.html").read_text(encoding="utf-8")
-        write("view", shown(browser, view, 900, on_it))
-        write("first", down_to_it(shown(browser, view, 760, pointed_at_it)))
+        for name, scheme in ("first", "light"), ("first-dark", "dark"):
+            write(name, down_to_the_scale(shown(browser, view, 820, without_focus, scheme)))
         write("heads", written_by_the_page("heat-maps.md", folder, "heads.png").read_bytes())
         for file in "steps.html", "tiles.html":
             text = written_by_the_page("seeing.md", folder, file).read_text(encoding="utf-8")

@@ -32,21 +32,21 @@ from chromium import Browser  # noqa: E402
 PLAYGROUND = ROOT / "build" / "playground.html"  # `make playground`; on the site beside index.html
 BUILT = Path(os.environ.get("MHA_C_SITE") or ROOT / "build" / "docs")
 SOURCE, SITE, DOCTREES = BUILT / "source", BUILT / "html", BUILT / "doctrees"
-GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "For users"
-    "For users": "start colab from-d2l from-torch from-bertviz masks what-each-layer-can-do heat-maps heads check "
-    "your-own-attention seeing notebooks command "
-    "attention-in-c scale-out",
+GROUPS = {  # of the sidebar; what is in docs/ and nowhere here stands last in "More"
+    "For users": "start colab from-d2l from-torch masks heat-maps check your-own-attention generate",
     "For teachers": "lecture grading browser",
+    "More": "seeing heads from-bertviz command notebooks what-each-layer-can-do",
 }
-FOR_CONTRIBUTORS = """docs/how-it-works csrc/kernels/README docs/compatibility docs/promises
-docs/accuracy docs/webassembly benchmarks/README CONTRIBUTING RELEASING SECURITY CHANGELOG""".split()
+INSIDE = """docs/how-it-works docs/compatibility docs/accuracy benchmarks/README docs/attention-in-c docs/scale-out
+CHANGELOG""".split()
+FOR_BUILDERS = {"docs/promises", "docs/webassembly"}  # in the repository alone, as CONTRIBUTING, RELEASING and SECURITY
 
 
 def grouped_pages():
     """{title in the sidebar: pages}."""
-    there = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} - {"docs/index", *FOR_CONTRIBUTORS}
+    there = {f"docs/{path.stem}" for path in (ROOT / "docs").glob("*.md")} - {"docs/index", *INSIDE, *FOR_BUILDERS}
     groups = {title: [f"docs/{name}" for name in names.split()] for title, names in GROUPS.items()}
-    groups["For users"] += sorted(there.difference(*groups.values()))
+    groups["More"] += sorted(there.difference(*groups.values()))
     return groups
 
 
@@ -66,13 +66,23 @@ REFERENCE = {  # page: title, and for each module its names; None: its __all__
     "teaching": ("Checks, steps, puzzles", {"mha_c.teach": None}),
     "system": ("System", {"mha_c": "show_config get_num_threads set_num_threads ShapeError", "mha_c.threadpool": None}),
 }  # fmt: skip
+WITH_PAGES = {
+    "mha_c",
+    "mha_c.torch",
+    "mha_c.torch.nn",
+}  # modules whose classes have pages; others stand on the module's
+OF_THE_REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
+GROUPED = grouped_pages()
 PAGES = {
-    **grouped_pages(),
-    "中文": ["docs/zh/start", "docs/zh/colab"],
+    "For users": GROUPED["For users"],
+    "Reference": [f"api/{page}" for page in REFERENCE],
+    "For teachers": GROUPED["For teachers"],
+    "中文": [f"docs/zh/{path.stem}" for path in sorted((ROOT / "docs" / "zh").glob("*.md"), reverse=True)],
+    "More": GROUPED["More"],
     "Notebooks": [f"examples/notebooks/{name}" for name in notebooks.names()],
-    "Reference": [f"api/{page}" for page in (*REFERENCE, "c")],
-    "For contributors": FOR_CONTRIBUTORS,
+    "Inside": INSIDE,
 }
+EVERY_PAGE = {page for pages in PAGES.values() for page in pages}
 MARKS = re.compile(r"[`*_|\\\\]")
 # The page that answers, and what readers search for: it is the first hit.
 SEARCHED = {
@@ -92,6 +102,7 @@ SEARCHED = {
     "docs/lecture": "lecture, slides, QR code",
     "docs/grading": "homework, grade, autograder, exam, quiz",
     "docs/browser": "playground",
+    "docs/generate": "generate text, kv cache, decoding with a cache",
     "docs/zh/start": "chinese, 慢, 热图, 掩码, 因果掩码, 哪一行错了, 快, 作业, 教学",
     "benchmarks/README": "how fast",
     "docs/accuracy": "exact, how exact",
@@ -135,8 +146,8 @@ def shown(name, member, kind):
 
 
 def python_reference():
-    """A page for each module's functions, and one for each class.  What classes have from a base without a page is told
-    once, of the first of them, on the page "What every layer has"; the others lead there."""
+    """A page for each module's functions and small classes, and one for each layer.  What classes have from a base
+    without a place is told once, of the first of them, on the page "What every layer has"; the others lead there."""
     told = {}  # (base, member) -> the class on whose behalf it is told
     of_all = []
     pages = classes_and_functions()
@@ -149,14 +160,18 @@ def python_reference():
             lines += [f"## `{module}`", ""]
             for name in classes:
                 path = f"{module}.{name}"
-                tree.append(path)
-                first = (inspect.getdoc(kinds[path]) or "").split("\n\n")[0].replace("\n", " ")
-                lines += [f"- [{name}]({path}.md): {MARKS.sub('', first)}"]
                 members = inherited(kinds[path], documented)
                 new = {each: base for each, base in members.items() if (base, each) not in told}
                 told.update({(base, each): path for each, base in new.items()})
                 of_all += [f"{path}.{each}" for each in new]
-                write_class(path, kinds[path], members, told)
+                entry = class_entry(path, kinds[path], members, told)
+                if module not in WITH_PAGES:
+                    lines += ["", f"### {name}", "", *entry]
+                    continue
+                tree.append(path)
+                first = (inspect.getdoc(kinds[path]) or "").split("\n\n")[0].replace("\n", " ")
+                lines += [f"- [{name}]({path}.md): {MARKS.sub('', first)}"]
+                (SOURCE / "api" / f"{path}.md").write_text("\n".join([f"# {name}", "", *entry]), encoding="utf-8")
             lines += [""]
             for name in others:
                 kind = "autoexception" if name == "ShapeError" else "autofunction"
@@ -173,31 +188,16 @@ def python_reference():
     (SOURCE / "api" / "every-layer.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-def write_class(path, kind, members, told):
-    name = path.rpartition(".")[2]
+def class_entry(path, kind, members, told):
+    """The lines of a class, below its heading."""
     links = [f"{{py:obj}}`{each} <{told[base, each]}.{each}>`" for each, base in sorted(members.items())]
-    lines = [f"# {name}", "", "```{eval-rst}", f".. autoclass:: {path}", "   :members:", "```", ""]
-    lines += [f"It also has {', '.join(links)}: [what every layer has](every-layer.md).", ""] if links else []
-    (SOURCE / "api" / f"{path}.md").write_text("\n".join(lines), encoding="utf-8")
-
-
-def c_reference():
-    """mha.h and mha_explain.h, their sections as headings, their functions as entries of the index."""
-    header = "".join((ROOT / "csrc" / name).read_text(encoding="utf-8") for name in ("mha.h", "mha_explain.h"))
-    intro, *sections = re.split(r"^/\* --- (.*?) -+ \*/\n", header, flags=re.MULTILINE)
-    lines = ["# C API", "", "`cc -Icsrc csrc/{attention,kernels,layer,runtime}/*.c` is the core without Python.", ""]
-    lines += ["```c", intro.strip(), "```", ""]
-    for title, text in zip(sections[::2], sections[1::2]):
-        functions = re.findall(r"^[\w ]+[ *](mha_\w+)\(", text, flags=re.MULTILINE)
-        entries = "; ".join(dict.fromkeys(functions))
-        index = ["```{index} " + entries, "```"] if entries else []
-        declared = re.sub(r"#endif /\* MHA_\w+ \*/|/\*\n \* mha_explain.h(.|\n)*", "", text).strip()
-        lines += [*index, f"## {title}", "", "```c", declared, "```", ""]
-    (SOURCE / "api" / "c.md").write_text("\n".join(lines), encoding="utf-8")
+    lines = ["```{eval-rst}", f".. autoclass:: {path}", "   :members:", "```", ""]
+    return [*lines, f"It also has {', '.join(links)}: [what every layer has](every-layer.md).", ""] if links else lines
 
 
 def site_links(text, folder):
-    """Links to notebooks lead to the executed ones; links to folders, which have no page, are words.
+    """Links to notebooks lead to the executed ones; links to folders and to pages that are not on the site, are words,
+    or lead to the repository where its address is known.
 
     The playground, a file of `build/` elsewhere, is a page here.
     """
@@ -211,8 +211,10 @@ def site_links(text, folder):
 
     def on_site(link):
         words, target = link.groups()
-        if (folder / target).is_dir():
-            return words
+        path = os.path.normpath(folder.relative_to(SOURCE) / target)
+        page, of_pages = path.removesuffix(".md"), path.endswith(".md")
+        if (folder / target).is_dir() or (of_pages and page not in {*EVERY_PAGE, "index", "docs/index"}):
+            return f"[{words}]({OF_THE_REPOSITORY}/blob/HEAD/{path})" if OF_THE_REPOSITORY else words
         executed = NOTEBOOK.sub(r"\1.ipynb", target)
         return f"[{words}]({executed})"
 
@@ -256,7 +258,6 @@ def lay_out():
     opening = notebooks.with_address(site_links(opening.replace("](../", "]("), SOURCE))
     (SOURCE / "index.md").write_text(opening + "\n".join([*sections, *tables, ""]), encoding="utf-8")
     python_reference()
-    c_reference()
 
 
 class Links(HTMLParser):

@@ -92,9 +92,11 @@ def _read_attribute(holder: Any) -> Any:
             # getattr's default would swallow our layers' "call the layer first"
             if owner is not None and (hasattr(type(owner), name) or hasattr(owner, name)):
                 return getattr(owner, name)
+    watched = "; with mha_c.torch.watch(model) as seen: model(x); then seen.view()"
+    seen = watched if hasattr(holder, "parameters") else ""
     raise TypeError(
         f"{type(holder).__name__} has no attention_weights: give an array, a list of arrays, "
-        "or a layer or model that was called and keeps its weights"
+        f"or a layer or model that was called and keeps its weights{seen}"
     )
 
 

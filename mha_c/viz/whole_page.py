@@ -22,6 +22,7 @@ SHARED = [
 STYLES = [*(FOLDER / name for name in ("base.css", "view.css", "teach.css")), SOURCES / "playground.css"]
 WORKER = ["core.js", "worker.js"]
 TITLE = "Attention playground"
+REPOSITORY = "ADDRESS-OF-THE-REPOSITORY"  # until `make address` has filled it in
 TEXT = "This page computes attention in your browser. It needs JavaScript and WebAssembly."
 
 
@@ -30,6 +31,7 @@ def whole_page(core: Optional[bytes] = None, repository: Optional[str] = None) -
 
     With a repository's address the page says where the reader finds the rest.
     """
+    address = repository or (REPOSITORY if REPOSITORY.startswith("https://") else None)
     own = sorted(path for path in SOURCES.glob("*.js") if path.name != "worker.js")
     own += sorted((SOURCES / "chapters").glob("*.js"))
     parts = [asset(path) for path in [*(FOLDER / name for name in SHARED), *own]]
@@ -41,7 +43,7 @@ def whole_page(core: Optional[bytes] = None, repository: Optional[str] = None) -
         "worker": joined([asset(SOURCES / name) for name in WORKER]),
         "tileSteps": players["tiles"],  # what the player of the online softmax says
         "models": json.loads((SOURCES / "lecture_models.json").read_text(encoding="utf-8")),
-        **({"repository": repository} if repository else {}),
+        **({"repository": address} if address else {}),
     }
     style = json.dumps("".join(map(asset, STYLES)))
     script = joined([*parts, f"openPlayground({style}, {as_javascript(data)});"])

@@ -87,7 +87,7 @@ def test_readme_of_the_package_index_has_no_dead_links(repository):
     ours = re.compile(rf"{re.escape(repository)}/(?:blob|raw)/v[\d.]+\w*/(.*)" if repository else "(?!)")
     links = re.findall(r"\]\(([^)]*)\)", done.stdout)
     assert links and all(link.startswith("https://") for link in links)
-    assert f"pip install git+{repository or 'ADDRESS-OF-THIS-PAGE'}\n" in done.stdout
+    assert f"pip install git+{repository or 'ADDRESS-OF-THE-REPOSITORY'}\n" in done.stdout
     paths = [found[1] for found in map(ours.match, links) if found]
     assert len(paths) >= (8 if repository else 0)
     assert not [path for path in paths if not (ROOT / path.partition("#")[0]).exists()]
