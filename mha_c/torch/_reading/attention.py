@@ -600,11 +600,13 @@ class _Ahead:
         while stack:
             value, view, drop, path = stack.pop(0)
             for node in value.users:
-                found = contraction_of(node)
-                if found is not None and (found.a is value or found.b is value):
-                    made = self._met(found, value, view, letters)
-                    if made is not None:
-                        return made, node.results[0], drop, [*path, node]
+                found = None
+                for one in [node, *(node.results[0].users if node.name == "mul" else ())]:
+                    found = contraction_of(one)
+                    if found is not None and (found.a is value or found.b is value):
+                        made = self._met(found, value, view, letters)
+                        if made is not None:
+                            return made, one.results[0], drop, [*path, *dict.fromkeys((node, one))]
                 nexts = self._next(node, value, view, drop, path)
                 if nexts is not None:
                     stack.append(nexts)

@@ -74,6 +74,8 @@ class Masks:
         """The value is added to the scores, and then multiplied by `factor`."""
         places = self._own_places(value, places[len(places) - len(value.shape) :])
         said = self.tables.of(value)
+        if isinstance(said, (int, float)):
+            return []  # the same for all
         if isinstance(said, Pick) and 0 in (said.inside, said.outside):
             hides = said.inside if said.outside == 0 else said.outside
             spans = said.band.spans if said.outside == 0 else said.band.without().spans
@@ -225,7 +227,15 @@ class Masks:
 
     def _own_places(self, value: Value, places: Any) -> tuple[Place, ...]:
         """The letters along a value's own axes: none where it is broadcast."""
-        return tuple(() if self.views.size(n) == ONE else place for n, place in zip(value.shape, places))
+        return tuple(() if self._is_one(n, place) else place for n, place in zip(value.shape, places))
+
+    def _is_one(self, n: Any, place: Any) -> bool:
+        size, whole = self.views.size(n), ONE
+        for _, each in place:
+            whole = whole.times(each)
+        if size not in (ONE, whole):
+            self.views.assume_one(size)
+        return size == ONE
 
     def _view(self, value: Value) -> Optional[View]:
         try:
@@ -261,7 +271,7 @@ class Masks:
         """The letters along the axes of the source of a view."""
         found: list[list[Any]] = [[] for _ in view.source.shape]
         for atoms, place in zip(view.axes, places):
-            pieces = _aligned(list(atoms), list(place))
+            pieces = self._aligned(list(atoms), list(place), view)
             if pieces is None:
                 return None
             for atom, letters in pieces:
@@ -271,36 +281,42 @@ class Masks:
                     found[atom.axis] = letters
         return tuple(tuple(x) for x in found)
 
+    def _aligned(self, atoms: list[Any], place: list[Any], view: View) -> Optional[list[tuple[Any, list[Any]]]]:
+        """The letters along each atom of an axis."""
+        if len(atoms) == 1:
+            self._same(atoms[0].size, place, view)
+            return [(atoms[0], place)]
+        found = []
+        for atom in atoms:
+            rest, letters = atom.size, []
+            while rest != ONE:
+                if not place:
+                    return None
+                letter, size = place.pop(0)
+                below, above = rest.over(size), size.over(rest)
+                if below is None and above is None:
+                    self.views._assume(rest, size, view.nodes[0])
+                if below is not None:
+                    letters.append((letter, size))
+                    rest = below
+                else:
+                    letters.append((letter, rest))
+                    place.insert(0, (letter, above))
+                    rest = ONE
+            found.append((atom, letters))
+        return found if not place else None
+
+    def _same(self, size: Product, place: list[Any], view: View) -> None:
+        """A mask's axis is as long as the scores' axis that it lies on."""
+        whole = ONE
+        for _, each in place:
+            whole = whole.times(each)
+        if whole != size and view.nodes:
+            self.views._assume(size, whole, view.nodes[0])
+
 
 def _letters(places: Any) -> tuple[str, ...]:
     return tuple("".join(letter for letter, _ in place) for place in places)
-
-
-def _aligned(atoms: list[Any], place: list[Any]) -> Optional[list[tuple[Any, list[Any]]]]:
-    """The letters along each atom of an axis."""
-    if len(atoms) == 1:
-        return [(atoms[0], place)]
-    found = []
-    place = list(place)
-    for atom in atoms:
-        rest, letters = atom.size, []
-        while rest != ONE:
-            if not place:
-                return None
-            letter, size = place.pop(0)
-            below = rest.over(size)
-            if below is None:
-                above = size.over(rest)
-                if above is None:
-                    return None
-                letters.append((letter, rest))
-                place.insert(0, (letter, above))
-                below = ONE
-            else:
-                letters.append((letter, size))
-            rest = below
-        found.append((atom, letters))
-    return found if not place else None
 
 
 def is_number(value: Any) -> bool:

@@ -113,7 +113,15 @@ class Views:
             for b in theirs:
                 if self._number(a) == self._number(b) != 1:
                     raise Again(Condition(Formula("==", (a, b)), True, node.line))
+        for formulas, n, m in ((mine, other.number, one.number), (theirs, one.number, other.number)):
+            if len(mine) + len(theirs) == 1 and len(formulas) == 1 and n % m == 0 and self._number(formulas[0]) == n // m:
+                raise Again(Condition(Formula("==", (formulas[0], n // m)), True, node.line))
         raise Mixes(node)
+
+    def assume_one(self, size: Product) -> None:
+        """A size that is 1 here has to be 1 in each call: Again."""
+        if size.number == 1 and all(self._number(x) == 1 for x in size.formulas):
+            raise Again(Condition(Formula("==", (size.formulas[0], 1)), True, None))
 
     def _number(self, formula: Any) -> Any:
         return evaluated(formula, self._sizes)
