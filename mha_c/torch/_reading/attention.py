@@ -12,7 +12,7 @@ from .scores import Additive, Back, Walk
 from .sizes import Ratio, Size, formula_of
 from .tables import Tables
 from .turns import Turn, turned
-from .views import CASTS, ONE, Again, Mixes, View, Views, is_dropping, probability
+from .views import CASTS, ONE, Mixes, View, Views, is_dropping, probability
 
 
 class Operand(NamedTuple):
@@ -112,20 +112,23 @@ def attentions(reading: Reading) -> list[Union[Attention, Reason]]:
 
 
 def _found(reading: Reading, finder: _Finder, node: Node, kind: str) -> Union[Attention, Reason]:
-    for _ in range(_MOST_ASSUMED):
+    for last in (False, False, True):
         try:
-            return finder.of(node, kind)
-        except Again as again:
-            reading.conditions.append(again.condition)
-            finder.begin()
+            found: Union[Attention, Reason] = finder.of(node, kind)
         except Unclear as why:
-            return Reason(why.words, (why.node or node).line)
+            found = Reason(why.words, (why.node or node).line)
         except Mixes as mixes:
-            return Reason("axes are mixed in a way that holds for these sizes alone", (mixes.node or node).line)
-    return Reason("too many sizes have to be the same", node.line)
-
-
-_MOST_ASSUMED = 16
+            found = Reason("axes are mixed in a way that holds for these sizes alone", (mixes.node or node).line)
+        assumed = finder.views.assumed
+        if isinstance(found, Attention):
+            reading.conditions.extend(assumed)
+        if assumed:
+            finder.begin()
+        if isinstance(found, Attention) or not assumed or last:
+            break
+        reading.conditions.extend(assumed)  # some sizes were compared before that was known
+        finder.begin()
+    return found
 
 
 def _kind_of(node: Node) -> Optional[str]:

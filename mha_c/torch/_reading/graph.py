@@ -97,10 +97,11 @@ class Node:
     whose arguments are the Value before and the Value of the view that was written.
     """
 
-    __slots__ = ("args", "function", "kwargs", "line", "memory", "name", "number", "results", "writes")
+    __slots__ = ("args", "function", "given", "kwargs", "line", "memory", "name", "number", "results", "writes")
 
     name: str
     function: Any
+    given: list[Value]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: tuple[Value, ...]
@@ -111,7 +112,7 @@ class Node:
 
     def values(self) -> list[Value]:
         """The Values among its arguments, in their order."""
-        return [x for x in walked((self.args, self.kwargs)) if isinstance(x, Value)]
+        return self.given
 
     def __repr__(self) -> str:
         return f"<{self.number} {self.name} {', '.join(map(repr, self.values()))}>"

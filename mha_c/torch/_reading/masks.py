@@ -233,9 +233,9 @@ class Masks:
         size, whole = self.views.size(n), ONE
         for _, each in place:
             whole = whole.times(each)
-        if size not in (ONE, whole):
+        if size not in (ONE, self.views.now(whole)):
             self.views.assume_one(size)
-        return size == ONE
+        return self.views.now(size) == ONE
 
     def _view(self, value: Value) -> Optional[View]:
         try:
@@ -293,9 +293,12 @@ class Masks:
                 if not place:
                     return None
                 letter, size = place.pop(0)
+                rest, size = self.views.now(rest), self.views.now(size)
                 below, above = rest.over(size), size.over(rest)
                 if below is None and above is None:
-                    self.views._assume(rest, size, view.nodes[0])
+                    self.views.assume(rest, size, view.nodes[0])
+                    place.insert(0, (letter, size))
+                    continue
                 if below is not None:
                     letters.append((letter, size))
                     rest = below
@@ -311,8 +314,9 @@ class Masks:
         whole = ONE
         for _, each in place:
             whole = whole.times(each)
+        whole, size = self.views.now(whole), self.views.now(size)
         if whole != size and view.nodes:
-            self.views._assume(size, whole, view.nodes[0])
+            self.views.assume(size, whole, view.nodes[0])
 
 
 def _letters(places: Any) -> tuple[str, ...]:

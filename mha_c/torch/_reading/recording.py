@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .functions import DATA, DROPOUT, FACTS, SILENT, is_pure, name_of, writes
-from .graph import Line, Node, Reason, Value
+from .graph import Line, Node, Reason, Value, walked
 from .shapes import product, shapes_of
 from .sizes import Axis, Log, Ratio, Size, plain
 
@@ -126,8 +126,9 @@ class Recorder:
         node = Node()
         node.name, node.function, node.args, node.kwargs, node.line = name, function, args, kwargs, line
         node.writes, node.results, node.number, node.memory = None, (), len(self.nodes), 0
+        node.given = [x for x in walked((args, kwargs)) if isinstance(x, Value)]
         self.nodes.append(node)
-        for value in node.values():
+        for value in node.given:
             value.users.append(node)
         return node
 

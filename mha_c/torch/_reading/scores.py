@@ -93,7 +93,7 @@ class Walk:
             whole = Product(1)
             for atom in atoms:
                 whole = whole.times(atom.size)
-            if whole != self.views.size(size):
+            if self.views.now(whole) != self.views.size(size):
                 raise Unclear("scores are broadcast to more than they are", step.node)
         return view._replace(axes=axes)
 

@@ -54,18 +54,14 @@ class View(NamedTuple):
     nodes: tuple[Node, ...] = ()
 
 
+_MOST = 40  # sizes that have to be the same
+
+
 class Mixes(Exception):
     """A view that mixes axes in a way that holds for these sizes only, or is none."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Optional[Node]) -> None:
         self.node = node
-
-
-class Again(Exception):
-    """From now on a plan has one condition more, and is found again."""
-
-    def __init__(self, condition: Condition) -> None:
-        self.condition = condition
 
 
 # Functions whose result has the same elements.
@@ -84,6 +80,9 @@ class Views:
     def __init__(self, conditions: list[Condition], sizes: Mapping[Axis, int]) -> None:
         self._same: dict[Any, Any] = {}
         self._sizes = sizes
+        self.assumed: list[Condition] = []  # what has to be so, beside the conditions
+        self._products: dict[Any, Product] = {}
+        self._views: dict[tuple[Value, bool], View] = {}
         for _ in range(2):  # what follows from one may need another
             for one in conditions:
                 if isinstance(one.formula, Formula) and one.formula.name == "==" and one.outcome:
@@ -98,6 +97,7 @@ class Views:
                 mine.remove(formula)
                 theirs.remove(formula)
         n, m = one.number, other.number
+        self._products.clear()
         if len(mine) == 1 and len(theirs) == 1 and n == m:
             self._same[mine[0]] = theirs[0]
         elif len(mine) == 1 and not theirs and m % n == 0:
@@ -105,23 +105,41 @@ class Views:
         elif len(theirs) == 1 and not mine and n % m == 0:
             self._same[theirs[0]] = n // m
 
-    def _assume(self, one: Product, other: Product, node: Node) -> None:
-        """Two sizes that are the same here have to be so in each call: Again.  Or Mixes, where they are not."""
+    def assume(self, one: Product, other: Product, node: Optional[Node]) -> None:
+        """Two sizes that are the same here have to be so in each call.  Mixes: they are not the same here."""
         mine = [x for x in one.formulas if x not in other.formulas]
         theirs = [x for x in other.formulas if x not in one.formulas]
         for a in mine:
             for b in theirs:
                 if self._number(a) == self._number(b) != 1:
-                    raise Again(Condition(Formula("==", (a, b)), True, node.line))
+                    return self._assume(a, b, node)
         for formulas, n, m in ((mine, other.number, one.number), (theirs, one.number, other.number)):
             if len(mine) + len(theirs) == 1 and len(formulas) == 1 and n % m == 0 and self._number(formulas[0]) == n // m:
-                raise Again(Condition(Formula("==", (formulas[0], n // m)), True, node.line))
+                return self._assume(formulas[0], n // m, node)
         raise Mixes(node)
 
+    def _assume(self, a: Any, b: Any, node: Optional[Node]) -> None:
+        if any(one.formula.parts == (a, b) for one in self.assumed) or len(self.assumed) > _MOST:
+            raise Mixes(node)  # it did not help
+        self.assumed.append(Condition(Formula("==", (a, b)), True, None if node is None else node.line))
+        self._equal(a, b)
+        self._products.clear()
+        self._views.clear()
+
     def assume_one(self, size: Product) -> None:
-        """A size that is 1 here has to be 1 in each call: Again."""
+        """A size that is 1 here has to be 1 in each call."""
         if size.number == 1 and all(self._number(x) == 1 for x in size.formulas):
-            raise Again(Condition(Formula("==", (size.formulas[0], 1)), True, None))
+            for formula in size.formulas:
+                self._assume(formula, 1, None)
+
+    def now(self, size: Product) -> Product:
+        """A product by what is known now."""
+        if not size.formulas or not self.assumed:
+            return size
+        found = Product(size.number)
+        for formula in size.formulas:
+            found = found.times(self._product(formula))
+        return found
 
     def _number(self, formula: Any) -> Any:
         return evaluated(formula, self._sizes)
@@ -136,6 +154,14 @@ class Views:
         return self._product(formula_of(number))
 
     def _product(self, formula: Any) -> Product:
+        if type(formula) is int:
+            return Product(formula)
+        found = self._products.get(formula)
+        if found is None:
+            found = self._products[formula] = self._product_of(formula)
+        return found
+
+    def _product_of(self, formula: Any) -> Product:
         formula = self._representative(plain(formula))
         if isinstance(formula, Formula) and formula.name == "*":
             found = ONE
@@ -155,6 +181,15 @@ class Views:
 
     def of(self, value: Value, casts: bool = False, stop: Any = ()) -> View:
         """The value as a view of what it is made of by views alone.  Mixes: it holds for these sizes only."""
+        if not stop:
+            known = self._views.get((value, casts))
+            if known is None:
+                known = self._of(value, casts, ())
+                self._views[value, casts] = known
+            return known
+        return self._of(value, casts, stop)
+
+    def _of(self, value: Value, casts: bool, stop: Any) -> View:
         chain: list[tuple[Node, Value]] = []
         while value.node is not None and value not in stop:
             node = value.node
@@ -221,6 +256,7 @@ class Views:
                 if not atoms:
                     raise Mixes(node)
                 atom = atoms.pop(0)
+                rest, atom = self.now(rest), Atom(atom.axis, self.now(atom.size), self.now(atom.stride))
                 below, above = rest.over(atom.size), atom.size.over(rest)
                 if below is not None:
                     group.append(atom)
@@ -230,7 +266,8 @@ class Views:
                     atoms.insert(0, Atom(atom.axis, above, atom.stride))
                     rest = ONE
                 else:
-                    self._assume(rest, atom.size, node)
+                    self.assume(rest, atom.size, node)
+                    atoms.insert(0, atom)
             found.append(tuple(group))
         if atoms:
             raise Mixes(node)
@@ -241,6 +278,9 @@ class Views:
         found = []
         for i, size in enumerate(after):
             own = axes[i - new] if i >= new else ()
+            if own and plain(before[i - new]) == 1 != plain(size):
+                self.assume_one(self.size(before[i - new]))
+                own = ()
             found.append(own if own or _is_one(size) else (Atom(None, self.size(size), ONE),))
         return tuple(found)
 
