@@ -84,17 +84,22 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     >>> mha.attention_weights.shape
     (2, 5, 4, 4)
 
-    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None,
-    cache=None) returns (B, Q, num_hiddens).  Inputs are float32 or float64, arrays, lists or CPU tensors without
-    gradient; the result is of their type.  `valid_lens` (B,) or (B, Q) says how many keys count; the others are never
-    read.  `causal=True` hides what comes after a query.  `training` overrides train() and eval() for one call.  A
-    wrong argument raises ShapeError, TypeError or ValueError, and changes nothing.
+    Call: mha(queries, keys, values, valid_lens=None, *, causal=False, training=None, cache=None)
+
+    queries, keys, values  (B, Q, .), (B, K, .), (B, K, .): arrays, lists or CPU tensors without gradient, float32 or
+      float64; the result, (B, Q, num_hiddens), is of their type
+    valid_lens  (B,) or (B, Q): how many keys count; the others are never read
+    causal  True hides what comes after a query
+    training  overrides train() and eval() for one call
+    cache  of `new_cache`: keys and values of earlier steps, to which those of this call are added
+
+    A wrong argument raises ShapeError, TypeError or ValueError, and changes nothing.  The first edition's constructor,
+    MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False), works as well,
+    and says how many features the inputs have; else the first call does.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
 
     Parameters
     ----------
-    key_size, query_size, value_size : int
-        Features of the inputs, in d2l 0.17's form of the constructor; else the first call sets them.
     num_hiddens, num_heads : int
         Features of the result, and how many heads share them: num_heads must divide num_hiddens.
     dropout : float
@@ -129,7 +134,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
         self, key_size: int, query_size: int, value_size: int, num_hiddens: int, num_heads: int, dropout: float,
         bias: bool = ..., *, use_bias: bool = ..., dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(_forms[1], _forms[0])
+    @constructors.shows(*_forms)
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any
@@ -180,12 +185,12 @@ class AdditiveAttention(DecodingLayer):
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
     causal=False, training=None, cache=None) returns (B, Q, Dv).  `keys` may be what `project_keys` gave.  All else is
-    as in `MultiHeadAttention`.
+    as in `MultiHeadAttention`.  The second edition's constructor, AdditiveAttention(num_hiddens, dropout), lets the first
+    call set the features of keys and queries; the first edition's, AdditiveAttention(key_size, query_size, num_hiddens,
+    dropout), says them.
 
     Parameters
     ----------
-    key_size, query_size : int
-        Features of keys and queries, in d2l 0.17's form of the constructor; else the first call sets them.
     num_hiddens : int
         Features of the projected keys and queries, which are added.
     dropout : float
@@ -217,7 +222,7 @@ class AdditiveAttention(DecodingLayer):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *,
         dtype: Any = ..., rng: RngLike = ..., empty_rows: EmptyRows = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(_forms[1], _forms[0])
+    @constructors.shows(*_forms)
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, dtype: Any = np.float32, rng: RngLike = None, empty_rows: EmptyRows = "uniform", **named: Any

@@ -69,23 +69,24 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     >>> mha.attention_weights.shape
     torch.Size([2, 5, 4, 6])
 
-    Call: mha(queries (B, Q, .), keys (B, K, .), values (B, K, .), valid_lens=None, *, causal=False, training=None,
-    cache=None) returns (B, Q, num_hiddens).  Inputs have the parameters' device and type; on the CPU 16-bit floats are
-    computed in float32.  `valid_lens` (B,) or (B, Q) says how many keys count; the others are never read, unless a
-    part of the layer was replaced or has hooks: then the call is the book's own lines.  `causal=True` hides what comes
-    after a query.  `training` overrides the mode of the dropout.  A wrong argument raises ShapeError, TypeError or
-    ValueError.
+    Call: mha(queries, keys, values, valid_lens=None, *, causal=False, training=None, cache=None)
+
+    queries, keys, values  (B, Q, .), (B, K, .), (B, K, .), of the parameters' device and type; on the CPU 16-bit floats
+      are computed in float32; the result is (B, Q, num_hiddens)
+    valid_lens  (B,) or (B, Q): how many keys count; the others are never read, unless a part of the layer was replaced
+      or has hooks: then the call is the book's own lines
+    causal  True hides what comes after a query
+    training  overrides the mode of the dropout
+    cache  of `new_cache`: keys and values of earlier steps, to which those of this call are added
+
+    A wrong argument raises ShapeError, TypeError or ValueError.  The first edition's constructor,
+    MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False), works as well,
+    and sets the features of the inputs; else the projections are nn.LazyLinear until the first call sets them, as in d2l.
 
     `attention_weights` (B, H, Q, K) are those before dropout, computed when first read; gradients flow from them to
     inputs and parameters, but not to the output, which is computed without them (RuntimeError).  Each call with
     dropout draws one seed from torch's generator.  On other devices than the CPU torch's own kernels compute the call.
     Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017, section 3.2.2.
-
-    Parameters
-    ----------
-    key_size, query_size, value_size : int
-        Features of the inputs.  The first form has no such arguments: the projections are nn.LazyLinear until the first
-        call sets these sizes, as in d2l.
 
     Attributes
     ----------
@@ -109,7 +110,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
         bias: bool = ..., *, use_bias: bool = ..., empty_rows: EmptyRows = ..., device: Any = ...,
         dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(_forms[1], _forms[0])
+    @constructors.shows(*_forms)
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,
@@ -189,7 +190,7 @@ class AdditiveAttention(AttentionModule):
         self, key_size: int, query_size: int, num_hiddens: int, dropout: float, *, empty_rows: EmptyRows = ...,
         device: Any = ..., dtype: Optional[torch.dtype] = ...,
     ) -> None: ...  # fmt: skip
-    @constructors.shows(_forms[1], _forms[0])
+    @constructors.shows(*_forms)
     @refuses_at_the_call
     def __init__(
         self, *sizes: Any, empty_rows: EmptyRows = "uniform", device: Any = None,

@@ -82,8 +82,8 @@ def test_neither_form(args, named):
 
 def test_constructors_show_their_arguments():
     shown = [str(inspect.signature(kind)) for kind in (MultiHeadAttention, AdditiveAttention)]
-    assert shown[0].startswith("(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False, *, ")
-    assert shown[1].startswith("(key_size, query_size, num_hiddens, dropout, *, ") and "**" not in "".join(shown)
+    assert shown[0].startswith("(num_hiddens, num_heads, dropout, bias=False, *, ")
+    assert shown[1].startswith("(num_hiddens, dropout, *, ") and "**" not in "".join(shown)
 
 
 def test_what_is_wrong_with_a_constructors_call():
