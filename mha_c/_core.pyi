@@ -47,8 +47,8 @@ _Rows = Union[Tuple[int, int], _Array]
 #   bias          of the inputs' type, likewise; added to the scores
 #   turn          (cosines, sines), (n, D/2) or (B, n, D/2) with n >= Q and K: rotates what W_q and W_k give, row i of
 #                 each by row i of the table.  Keys that no W_k projects in this call come turned.
-#   rows          (of W_q, of W_k, of W_v), each a _Rows: the three are rows of one joint weight and bias, which stand in
-#                 the places of those of W_q, W_k, W_v that are not None.  Its gradient is in the first of these places
+#   rows          (of W_q, of W_k, of W_v), each a _Rows: the three are rows of one joint weight and bias, which stand
+#                 in the places of those of W_q, W_k, W_v that are not None.  Its gradient is in the first of these
 #   window_left, window_right, scale, score_terms      as for attention_forward
 _Options = Optional[Tuple[Any, ...]]
 
@@ -115,7 +115,7 @@ def layer_step(
     counts: Union[int, _Array],  # how many of its n new rows count
     longest: int,  # how many the longest item has then
     turn: Optional[Tuple[_Array, _Array]] = None,  # cosines and sines of rotary positions (n, D/2) or (B, n, D/2)
-    options: _Options = None,  # keep_mask, bias: of the new steps and the first `longest` rows; rows; no causal, no turn
+    options: _Options = None,  # keep_mask, bias of the new steps and the first `longest` rows; rows; no causal, turn
     /,
 ) -> Tuple[_Array, _Kept]:
     """One call of a decoder: W_k keys and W_v values go behind the rows in the cache, and the queries attend to the

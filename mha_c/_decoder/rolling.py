@@ -16,6 +16,7 @@ from .._layer.kept_weights import Placed
 from .._summary import Scores
 from ..positions import turned_pairs
 from .caches import most
+from .span import mask_of_steps
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -61,10 +62,23 @@ def places(cache: KeyValueCache, counts: Counts, n_new: int) -> tuple[Array, Arr
     return items, new, cache._span.place(steps[items, new])
 
 
+class Layer(NamedTuple):
+    """What the core has of a layer whose steps these are."""
+
+    projections: Any  # of queries, keys, values, result
+    w_v: Any
+    num_heads: Any  # or (of queries, of keys)
+    turn: Any  # cosines and sines of the new steps
+
+
 def attend(
-    cache: KeyValueCache, inputs: Any, projections: Any, w_v: Any, num_heads: Any, turn: Any, counts: Counts
+    cache: KeyValueCache, inputs: Any, layer: Layer, counts: Counts, masks: tuple[Any, Any] = (None, None)
 ) -> tuple[Array, Placed]:
-    """(out, what its attention weights are computed from); the new rows go to their places in the cache."""
+    """(out, what its attention weights are computed from); the new rows go to their places in the cache.
+
+    masks   keep_mask and bias: a row for each new step, a column for each step
+    """
+    projections, w_v, num_heads, turn = layer
     heads, shared = num_heads if isinstance(num_heads, tuple) else (num_heads, num_heads)
     rows = [np.array(x) if W is None else np.asarray(linear(x, W)) for x, W in zip(inputs, projections)]
     q, k, v = (x.reshape(*x.shape[:2], n, x.shape[2] // n) for x, n in zip(rows, (heads, shared, shared)))
@@ -79,7 +93,9 @@ def attend(
     for part in parts(cache, counts, q.shape[1]):
         of_part = q[:, part.queries], *(np.concatenate((x, y[:, part.new]), 1) for x, y in zip(there, (k, v)))
         q_part, k_part, v_part = (x.transpose(0, 2, 1, 3) for x in of_part)
-        options = core_options(q_part, k_part, None, keep_mask=part.visible[:, None])
+        keep, bias = (mask_of_steps(_rows(x, part.queries), part.steps) for x in masks)
+        visible = part.visible[:, None] if keep is None else part.visible[:, None] & keep
+        options = core_options(q_part, k_part, None, keep_mask=visible, bias=bias)
         out = attention_forward(q_part, k_part, v_part, w_v, *options[:-1], False, False, False, None, None)[0]
         found.append(out.transpose(0, 2, 1, 3))
         pieces.append((Scores(q_part, k_part, w_v, options), part.steps))
@@ -90,3 +106,8 @@ def attend(
     for room, x in zip(rooms, (k, v)):
         room[items, row] = x[items, new].reshape(len(items), room.shape[2])
     return out, Placed(tuple(pieces), most(cache._steps + counts))
+
+
+def _rows(mask: Any, queries: slice) -> Any:
+    """The rows of some queries, which a mask may have in common."""
+    return mask if mask is None or mask.shape[-2] == 1 else mask[..., queries, :]

@@ -81,3 +81,15 @@ class Span(NamedTuple):
         query, key = queries[:, :, None], keys[:, None]
         near = key >= 0 if self.window is None else (key < self.sinks) | (key > query - self.window)
         return near & (key >= 0) & (key <= query)
+
+
+def mask_of_steps(mask: Any, steps: Optional[Array]) -> Any:
+    """A mask of new steps and all steps, (n, steps) or (B or 1, H or 1, n, steps), with the columns of the keys at
+    `steps`, (1 or B, K), -1 where there is none; None: all, in order."""
+    if mask is None or steps is None or mask.shape[-1] == 1:
+        return mask
+    index = np.maximum(steps, 0)[:, None, None]
+    mask = mask if mask.ndim == 4 else mask[None, None]
+    leading = (max(len(mask), len(index)), *mask.shape[1:3])
+    index = np.broadcast_to(index, (*leading, index.shape[3]))
+    return np.take_along_axis(np.broadcast_to(mask, (*leading, mask.shape[3])), index, 3)

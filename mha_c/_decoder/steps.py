@@ -154,7 +154,7 @@ class Decodes(Planned):
                 )  # fmt: skip
                 saved = cache._placed(saved, after) if cache._span.rolls else saved
             else:
-                out, saved = rolling.attend(cache, arrays, projections, w_v, num_heads, turn, counts)
+                out, saved = rolling.attend(cache, arrays, rolling.Layer(projections, w_v, num_heads, turn), counts)
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)
 

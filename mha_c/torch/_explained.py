@@ -14,16 +14,14 @@ from .. import _core
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.options import core_corner
-from .._decoder import caches
 from .._layers_with_heads import n_positional, roles_of
 from ._call import formulas
 from ._call.attention import any_needs_grad
-from ._call.checks import lengths_of_causal
 from ._call.children import Parts, standard_parts
-from ._call.choice import CORE, GENERAL, WHY, choose, parts_for_core
+from ._call.choice import CORE, GENERAL, WHY, choose
 from ._call.dropout import rate
 from ._call.inputs import check_call, checked_inputs, children_of, copied, materialize
-from ._call.records import Parameters
+from ._call.records import Asked, Options, Parameters
 from ._decoder.decoding import check_cache
 from ._decoder.projected import ProjectedKeyValues
 from ._private import on_cpu, watched
@@ -35,7 +33,7 @@ COUNTS = "batch", "heads", "queries", "keys"
 
 def explained(
     module: Any, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
-    causal: Any = False, training: Optional[bool] = None, cache: Any = None,
+    causal: Any = False, keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Any = None,
 ) -> Facts:  # fmt: skip
     """The facts of a call of the module: those of every way, and those of the way that it takes."""
     training = None if training is None else scalars.flag(training, "training")
@@ -45,21 +43,22 @@ def explained(
     if projected:
         keys, values, valid_lens = keys._given_to(module, queries, values, valid_lens)
     queries, keys, values = inputs = checked_inputs(type(module).__name__, queries, keys, values, valid_lens)
-    if causal is not False and cache is None:
-        valid_lens = lengths_of_causal(causal, queries, keys, valid_lens)
+    n_keys = _n_keys(cache, keys.shape[1])
+    keep_mask, bias = module._checked_masks((keep_mask, bias), (*queries.shape[:2], n_keys))
+    asked = Asked(valid_lens, keep_mask, bias, causal if cache is None else False, training)
     if any(torch.nn.parameter.is_lazy(x) for x in module.parameters()):  # a call draws them; here a copy does
         module = copied(module)
         _draw(module, inputs)
     parts = standard_parts(module)
-    way = choose(parts, inputs, valid_lens)
-    counts = queries.shape[0], module.num_heads, queries.shape[1], _n_keys(cache, keys.shape[1])
+    way = choose(parts, inputs, asked)
+    counts = queries.shape[0], module.num_heads, queries.shape[1], n_keys
     facts: Facts = {**_told(queries, way, WHY[way]), "attention": dict(zip(COUNTS, counts))}
-    lens = check_call(module, children_of(module, projected), queries, keys, values, valid_lens)
+    lens = check_call(module, children_of(module, projected), inputs, asked)
     if parts is None or cache is not None:
         return facts
     parts = parts.for_projected() if projected else parts
     if way == CORE:
-        return {**facts, **_of_core(module, inputs, parts, lens, rate(parts.dropout, training))}
+        return {**facts, **_of_core(module, inputs, parts, asked._replace(valid_lens=lens))}
     return {**facts, **_of_torch(inputs, parts.parameters, counts)} if way == GENERAL else facts
 
 
@@ -81,14 +80,18 @@ def _draw(module: Any, inputs: Any) -> None:
         materialize(module, *inputs)
 
 
-def _of_core(module: Any, inputs: Any, parts: Parts, lens: Any, dropout: float) -> Facts:
-    learns = torch.is_grad_enabled() and any_needs_grad(inputs, parts.parameters)
-    (parameters, *_), tensors = parts.in_one_type(inputs)
-    pairs = zip(map(optional_array, parameters[:4]), map(optional_array, parameters[4:8]))
-    projections, w_v = tuple(None if W is None else (W, b) for W, b in pairs), optional_array(parameters.w_v)
+def _of_core(module: Any, inputs: Any, parts: Parts, asked: Asked) -> Facts:
+    learns = torch.is_grad_enabled() and any_needs_grad(inputs, parts.parameters, [asked.bias])
+    given = Options(core_corner(asked.causal, *inputs[:2]), *asked.masks)
+    parts, tensors, given = parts.in_one_type(inputs, given)
+    parameters, options = parts.parameters, module._options(given[:3], tensors, parts)
+    options = None if options is None else options.for_core(True)
+    arrays = Parameters(*map(optional_array, parameters))
+    heads = module.num_heads if options is None else module._head_counts()
+    lens = None if asked.valid_lens is None else to_lengths(asked.valid_lens)
     call: Any = (
-        *tensors, None if lens is None else to_lengths(lens), projections, None if w_v is None else w_v[0],
-        module.num_heads, module.empty_rows, dropout, 0, learns,
+        *tensors, lens, arrays, arrays.w_v, heads, module.empty_rows, rate(parts.dropout, asked.training), 0, learns,
+        options,
     )  # fmt: skip
     return _core.explain_layer(*call)
 
@@ -116,16 +119,7 @@ def explained_heads(module: Any, *arguments: Any, **named: Any) -> Facts:
     queries, keys, values = given[:3] if all(isinstance(x, Tensor) for x in given[:3]) and given[2:] else given[:1] * 3
     check_inputs(queries=queries, keys=keys, values=values)
     (batch, n_queries, n_keys), heads = module._rows_of_call(queries, keys), HeadSizes.of(module)
-    lens = call.arguments.get("valid_lens")
-    cache = call.arguments.get("cache")
-    if cache is not None:
-        check_cache(module, cache, None)
-    counts = dict(zip(COUNTS, (batch, heads.queries, n_queries, _n_keys(cache, n_keys))))
-    if cache is not None:
-        caches.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
-        way = GENERAL if parts_for_core(module, queries, keys, values) is None else CORE
-        return {**_told(queries, way, WHY[way]), "attention": counts}
-    corner = core_corner(module._corner(lens, call.arguments.get("causal")), queries, keys)
+    counts = dict(zip(COUNTS, (batch, heads.queries, n_queries, n_keys)))
     plain = {type(x) for x in (queries, keys, values)}.issubset(PLAIN) and queries.dtype in FLOATS and on_cpu(queries)
     way = CORE if plain and not (is_compiling() or watched()) else GENERAL
     why = f"torch's operations for the projections; for the attention of the heads {WHY[way]}"
@@ -143,7 +137,7 @@ def explained_heads(module: Any, *arguments: Any, **named: Any) -> Facts:
     kind = np.float64 if queries.dtype is torch.float64 else np.float32
     shapes = (heads.queries, n_queries), (heads.shared, n_keys), (heads.shared, n_keys)
     zeros = (np.broadcast_to(kind(0), (batch, *shape, heads.size)) for shape in shapes)
-    attention = _core.explain_attention(*zeros, None, to_lengths(lens), None, None, corner)
+    attention = _core.explain_attention(*zeros)
     held["scratch_bytes"] += attention["scratch_bytes"]
     return {**facts, "projections": {}, "attention": attention, **held, "kept": "queries and keys"}
 

@@ -1,9 +1,7 @@
 """What the layers share that project by their own children and give the heads to one attention: those of other courses
-(`variants.py`) and of the book's third generation (`grouped.py`)."""
+(`variants.py`)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor
 
@@ -27,18 +25,14 @@ class AttendsHeads(ShowsWeights, Viewable):
 
     num_heads: int
 
-    def _attended(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor, keep_mask: Any = None) -> Tensor:
+    def _attended(self, call: AttentionCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, Q, Dv), of q (B, H, Q, D), k (B, Hkv, K, D) and v (B, Hkv, K, Dv), which are the layer's own."""
-        tensors = AttentionTensors(q, k, v, keep_mask=keep_mask)
+        tensors = AttentionTensors(q, k, v)
         found = attend(call, tensors)
         self.__dict__["_last"] = last_of(call, tensors, found, (False, False))
         return found.out
 
     _explained, _to_measure = explained_heads, to_measure  # for mha_c.explain and mha_c.cost
-
-    def _corner(self, valid_lens: Any, causal: Any) -> Any:
-        """The causal corner of a call with these arguments."""
-        return None
 
     def _rows_of_call(self, queries: Tensor, keys: Tensor) -> tuple[int, int, int]:
         """(B, Q, K)."""

@@ -16,18 +16,20 @@ from torch.fx import Proxy
 from .._arguments import calls, scalars
 from .._arguments.calls import is_refusal, refuses_at_the_call
 from .._arguments.core_refusals import PackedForOthers
-from .._arguments.options import causal_lengths, check_causal_steps
+from .._arguments.masks import sizes_of
+from .._arguments.options import core_corner
 from .._decoder.caches import check_not_projected
 from .._decoder.steps import Decodes, DecodingLayer
 from .._layer.lacks import lacking, why_not
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general
-from ._call.checks import lengths_of_causal
 from ._call.children import Layout, all_plain, standard_parts
 from ._call.choice import choose, in_one_call, parts_for_core
 from ._call.inputs import checked_inputs, materialize
-from ._call.records import Parameters
+from ._call.masks import masks_of
+from ._call.records import Asked, Options, Parameters, new_record, pair
+from ._call.turning import turn_for_core
 from ._decoder.decoding import KeyValueCache, Steps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
@@ -103,6 +105,8 @@ class DecodingModule(ShowsWeights):
 
     _layout: Layout  # of the class
     _frozen: Any = None  # a Packed
+    _by_head = False  # whether attention_weights has an axis for the heads
+    num_heads = 1
 
     def _for_core(self, parameters: Parameters) -> Parameters:
         """The layer's parameters with queries, keys and values in their places."""
@@ -110,6 +114,38 @@ class DecodingModule(ShowsWeights):
 
     def _check_looks_back(self) -> None:
         """ValueError if a step of this layer may see later ones."""
+
+    def _head_counts(self) -> Any:
+        """How many heads: a number, or (of queries, of keys and values)."""
+        return self.num_heads
+
+    def _turned_features(self) -> int:
+        """Features of a head that is turned by its position; 0: none is."""
+        return 0
+
+    def _turn(self, first: Any, n_steps: int, dtype: torch.dtype) -> Any:
+        """Cosines and sines of n steps from `first` on, a number or (B,), as the core takes them; None: none."""
+        features = self._turned_features()
+        return turn_for_core(first, n_steps, features, dtype) if features else None
+
+    def _rows_of_joint(self, parameters: Parameters) -> Any:
+        """Which rows W_q, W_k and W_v have of one weight, (first, number) each; None where they are three."""
+        return None
+
+    def _checked_masks(self, masks: Any, sizes: Any) -> tuple[Optional[Tensor], Optional[Tensor]]:
+        """keep_mask and bias of a call, checked, of rank 2 or 4; sizes: (B, Q, K)."""
+        heads = pair(self._head_counts())[0] if self._by_head else None
+        return masks_of(*masks, sizes, heads)
+
+    def _with_checked_masks(self, inputs: Any, asked: Asked) -> Asked:
+        if asked.keep_mask is asked.bias is None:
+            return asked
+        sizes = sizes_of(*inputs[:2])
+        if sizes is None:  # whoever computes the call refuses them, or reads them in his own way
+            queries, keys = inputs[:2]
+            sizes = queries.shape[0], queries.shape[-2], keys.shape[-2]
+        keep_mask, bias = self._checked_masks(asked.masks, sizes)
+        return asked._replace(keep_mask=keep_mask, bias=bias)
 
     def _reads_names(self) -> bool:
         """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
@@ -152,12 +188,12 @@ class AttentionModule(DecodingModule, Viewable):
         What a query without visible keys gets: "uniform", the mean of all values, or "zero".
     """
 
-    num_heads = 1
     empty_rows = "uniform"
 
-    def __init__(self, empty_rows: str) -> None:
+    def __init__(self, empty_rows: Optional[str] = None) -> None:
         super().__init__()
-        self.empty_rows = scalars.empty_rows(empty_rows)
+        if empty_rows is not None:
+            self.empty_rows = scalars.empty_rows(empty_rows)
 
     def _inner(self) -> Any:
         """The module that has the dropout and shows the attention weights of the last call."""
@@ -192,23 +228,26 @@ class AttentionModule(DecodingModule, Viewable):
 
         def __call__(
             self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
-            causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+            causal: Causal = False, keep_mask: Any = None, bias: Optional[Tensor] = None,
+            training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
         ) -> Tensor: ...  # fmt: skip
 
     @overload  # what editors show
     def forward(
         self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any = None, *,
-        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        causal: Causal = False, keep_mask: Any = None, bias: Optional[Tensor] = None, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None,
     ) -> Tensor: ...  # fmt: skip
     @overload
     def forward(
         self, queries: Tensor, keys: ProjectedKeyValues, values: Optional[Tensor] = None, valid_lens: Any = None, *,
-        causal: Causal = False, training: Optional[bool] = None,
+        causal: Causal = False, keep_mask: Any = None, bias: Optional[Tensor] = None, training: Optional[bool] = None,
     ) -> Tensor: ...  # fmt: skip
     @calls.shows_names
     def forward(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *defaults: Any,
-        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
+        causal: Causal = False, keep_mask: Any = None, bias: Optional[Tensor] = None, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Tensor:  # fmt: skip
         """One call of the layer: see the class."""
         try:  # defaults: those of the keywords, which torch.onnx.export(dynamo=False) passes by position
@@ -216,66 +255,86 @@ class AttentionModule(DecodingModule, Viewable):
                 calls.check_rest(self, defaults, misnamed)
             if training is not None:
                 training = scalars.flag(training, "training")
-            parts = parts_for_core(self, queries, keys, values)
-            try:
-                if parts is not None and cache is None:
-                    lens = valid_lens if causal is False else causal_lengths(causal, queries, keys, valid_lens)
-                    return core.call(self, parts, (queries, keys, values), lens, training)
-                if parts is not None:
-                    check_causal_steps(causal)
-                    steps = Steps.of(self, cache, (queries, keys, values), valid_lens, training)
-                    return core.call(self, parts, (queries, keys, values), None, training, steps, queries.dtype)
-            except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then by torch, or refused
-                pass
-            return self._otherwise(queries, keys, values, valid_lens, causal, training, cache)
+            asked = new_record(Asked, (valid_lens, keep_mask, bias, causal, training))
+            return self._called((queries, keys, values), asked, cache)
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # in a traceback the caller's line comes next, not ours
                 raise error.with_traceback(None) from None
             raise
 
-    def _otherwise(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
-        cache: Optional[KeyValueCache],
-    ) -> Any:  # fmt: skip
+    def _called(self, inputs: Any, asked: Asked, cache: Any) -> Tensor:
+        """One call of the core, if it can read all parts."""
+        queries, keys, values = inputs
+        parts = parts_for_core(self, queries, keys, values)
+        if parts is not None:
+            try:
+                valid_lens, keep_mask, bias, causal, training = asked
+                if cache is not None:
+                    steps = Steps.of(self, cache, inputs, asked)
+                    return core.call(self, parts, inputs, None, training, steps, queries.dtype)
+                corner = None if causal is False else core_corner(causal, queries, keys)
+                if keep_mask is not None or bias is not None:
+                    sizes = sizes_of(queries, keys)
+                    if sizes is not None:  # else the core refuses the inputs
+                        keep_mask, bias = self._checked_masks((keep_mask, bias), sizes)
+                options = self._options((corner, keep_mask, bias), inputs, parts)
+                return core.call(self, parts, inputs, valid_lens, training, None, None, options)
+            except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then by torch, or refused
+                pass
+        return self._otherwise(inputs, asked, cache)
+
+    def _otherwise(self, inputs: Any, asked: Asked, cache: Any) -> Any:
         """A call that the core does not take as it is given: inputs are made plain tensors, then `choose` chooses."""
+        queries, keys, values = inputs
         if isinstance(queries, Proxy):  # a leaf of torch.fx, as torch's own layers are
-            named = {"causal": causal or None, "training": training, "cache": cache}
-            return leaf_of_a_graph(self, (queries, keys, values, valid_lens), **named)
+            return self._leaf(inputs, asked, cache)
         if cache is not None and is_compiling() and not exporting():
-            return in_python(self._otherwise, queries, keys, values, valid_lens, causal, training, cache)
+            return in_python(self._otherwise, inputs, asked, cache)
         projected, steps, plain = False, None, all_plain(self)
         if cache is not None:
             check_not_projected(keys)
         elif isinstance(keys, ProjectedKeyValues):
-            projected, (keys, values, valid_lens) = True, keys._given_to(self, queries, values, valid_lens)
-        if plain:
-            queries, keys, values = checked_inputs(type(self).__name__, queries, keys, values, valid_lens)
-            materialize(self, queries, keys, values, valid_lens if cache is None else None, projected)
+            projected, (keys, values, lens) = True, keys._given_to(self, queries, values, asked.valid_lens)
+            asked = asked._replace(valid_lens=lens)
         inputs = queries, keys, values
+        if plain:
+            inputs = checked_inputs(type(self).__name__, *inputs, asked.valid_lens)
+            materialize(self, *inputs, asked.valid_lens if cache is None else None, projected)
         if cache is not None:
-            check_causal_steps(causal)
-            steps, causal = Steps.of(self, cache, inputs, valid_lens, training), False
-        if causal is False:
-            lens = valid_lens
-        else:  # a sequence that is spread has its own
-            of_causal = getattr(self._inner(), "lengths_of_causal", lengths_of_causal)
-            lens = of_causal(causal, queries, keys, valid_lens)
-        if not plain:
-            return general.by_the_book(self, inputs, lens, training, projected, steps)
-        parts = standard_parts(self)
-        way = choose(parts, inputs, lens)
+            steps, asked = Steps.of(self, cache, inputs, asked), Asked(training=asked.training)
+        else:
+            asked = self._with_checked_masks(inputs, asked)
+        parts = standard_parts(self) if plain else None
+        way = choose(parts, inputs, asked)
         parts = parts.for_projected() if parts is not None and projected else parts
-        found = in_one_call(self, way, parts, inputs, lens, training, steps)
-        if found is not None:
-            return found
-        return general.by_torch(self, inputs, (valid_lens, causal), training, projected, steps)
+        found = in_one_call(self, way, parts, inputs, asked, steps)
+        return self._general(inputs, asked, projected, steps, plain) if found is None else found
 
-    def _lines(self, inputs: Any, valid_lens: Any, training: Optional[bool], projected: bool) -> Tensor:
+    def _leaf(self, inputs: Any, asked: Asked, cache: Any) -> Any:
+        named = {"causal": asked.causal or None, "keep_mask": asked.keep_mask, "bias": asked.bias}
+        named = {**named, "training": asked.training, "cache": cache}
+        return leaf_of_a_graph(self, (*inputs, asked.valid_lens), **named)
+
+    def _general(self, inputs: Any, asked: Asked, projected: bool, steps: Optional[Steps], plain: bool) -> Tensor:
+        """The call by torch's operations."""
+        return (general.by_torch if plain else general.by_the_book)(self, inputs, asked, projected, steps)
+
+    def _lines(self, inputs: Any, asked: Asked, projected: bool) -> Tensor:
         """The call as the book writes it: one part after the other.
 
         projected   keys and values have been through W_k and W_v already
         """
         raise NotImplementedError
+
+    # --- What the layer is to the core ------------------------------------------------------------
+
+    def _options(self, given: Any, inputs: Any, parts: Any) -> Optional[Options]:
+        """The options of a call of the core, None if there are none.
+
+        given   corner, keep_mask, bias
+        """
+        corner, keep_mask, bias = given
+        return None if corner is keep_mask is bias is None else new_record(Options, (*given, None, None))
 
     def _masked_softmax(self, scores: Tensor, valid_lens: Any) -> Tensor:
         if valid_lens is None:

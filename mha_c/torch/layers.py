@@ -98,6 +98,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
 
     _masking = masking
     _forms = constructors.MULTI_HEAD
+    _by_head = True
 
     @overload
     def __init__(

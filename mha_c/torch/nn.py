@@ -122,9 +122,6 @@ class MultiheadAttention(nn.MultiheadAttention, ShowsWeights, Viewable):
         sizes = zip("qkv", (self.embed_dim, self.kdim, self.vdim))
         return [*[(f"{name}_proj", size, self.embed_dim, 1) for name, size in sizes], out]
 
-    def _corner(self, valid_lens: Any, causal: Any) -> Any:
-        return None
-
     def _rows_of_call(self, queries: Tensor, keys: Tensor) -> tuple[int, int, int]:
         of_rows = 0 if queries.dim() == 2 else int(self.batch_first)
         batch = 1 if queries.dim() == 2 else queries.shape[1 - of_rows]

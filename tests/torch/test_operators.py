@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+import masked_layers
 import needs
+from masked_layers import KINDS
 from mha_c import torch as mt
 from mha_c.torch import functional
 from torch_modules import entropy, layers, leaf, seeded
@@ -54,16 +56,32 @@ def test_weights_in_a_compiled_loss():
 def test_second_derivatives_of_the_operators(dropout):
     needs.operators()
     q, k, v, lens, seed = leaf(2, 2, 4), leaf(2, 3, 4), leaf(2, 3, 4), torch.tensor([2, 3]), torch.tensor(-5)
-    W, b = [leaf(4, 4) for _ in range(4)], leaf(4)
-    seed = seed if dropout else None
+    W, b, bias = [leaf(4, 4) for _ in range(4)], leaf(4), leaf(1, 2, 2, 3)
+    seed, keep = seed if dropout else None, torch.tensor([[True, True, False], [True, False, True]])
 
-    def layer(q, k, v, *parameters):
+    def layer(q, k, v, bias, *parameters):
         *W, b = parameters
-        return torch.ops.mha_c.layer(q, k, v, lens, *W, b, None, None, b, None, 2, "uniform", dropout, seed)[0]
+        words = 2, 2, "uniform", dropout, "bottom_right", 2, []
+        return torch.ops.mha_c.layer(q, k, v, lens, *W, b, None, None, b, None, keep, bias, *words, seed)[0]
 
-    tensors = q, k, v, *W, b
+    tensors = q, k, v, bias, *W, b
     assert gradcheck(layer, tensors, atol=1e-5, rtol=1e-4, fast_mode=True)
     assert gradgradcheck(layer, tensors, atol=1e-5, rtol=1e-4, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["grouped with biases and rope", "causal with biases and rope"])
+def test_second_derivatives_of_layers(name, float64):
+    """Of shared heads, rows of one weight, turned queries, masks: eager, where torch's operations go back again."""
+    kind = KINDS[name]
+    layer, shape = getattr(mt, kind.name)(*kind.arguments), masked_layers.shapes_of(kind)[0]
+    inputs = [torch.from_numpy(x).requires_grad_() for x in masked_layers.inputs_of(kind)]
+    keep, bias = torch.from_numpy(masked_layers.keep_of(shape)), leaf(*shape)
+
+    def call(*tensors):
+        return layer(*tensors[:-1], keep_mask=keep, bias=tensors[-1])
+
+    assert gradcheck(call, (*inputs, bias), atol=1e-5, rtol=1e-4, fast_mode=True)
+    assert gradgradcheck(call, (*inputs, bias), atol=1e-5, rtol=1e-4, fast_mode=True)
 
 
 # --- Seeds -------------------------------------------------------------------------------------------------------

@@ -92,29 +92,12 @@ def test_operators_are_well_formed():
     x, y = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 5, 4, requires_grad=True)
     W = [torch.randn(4, 4, requires_grad=True) for _ in range(4)]
     b, lens = torch.randn(4, requires_grad=True), torch.tensor([2, 5])
+    v, masks = y.detach().clone(), (torch.ones(3, 5, dtype=torch.bool), torch.randn(2, 1, 3, 5, requires_grad=True))
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     for arguments in (
-        (x, y, y.detach().clone(), lens, *W, b, None, None, b, None, 2, "uniform", 0.0, None),
-        (x, y, y.detach().clone(), None, None, None, None, None, None, None, None, None, None, 1, "zero", 0.0, None),
-        (
-            x,
-            y,
-            y.detach().clone(),
-            torch.tensor([7, 9]),
-            W[0],
-            W[1],
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            b[None],
-            1,
-            "uniform",
-            0.0,
-            None,
-        ),
+        (x, y, v, lens, *W, b, None, None, b, None, *masks, 2, 2, "uniform", 0.0, "", 2, [], None),
+        (x, y, v, *[None] * 12, 1, 1, "zero", 0.0, "top_left", 0, [], None),
+        (x, y, v, lens + 5, *W[:2], *[None] * 6, b[None], None, None, 1, 1, "uniform", 0.0, "", 0, [], None),
     ):
         torch.library.opcheck(torch.ops.mha_c.layer, arguments, test_utils=tests)
 

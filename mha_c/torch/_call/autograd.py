@@ -22,15 +22,16 @@ from .._private import quick_apply, watched
 from .._tensors import mask_for_core, optional_tensor
 from . import formulas
 from .dropout import core_dropout
-from .records import AttentionCall, AttentionTensors, LayerCall, Parameters, new_record
+from .records import PLAIN_OPTIONS, AttentionCall, AttentionTensors, LayerCall, Parameters, new_record
 from .scored import Scored
+from .turning import turned, turns
 
 # For attended values of this size or more, what the core kept for the backward pass is saved as tensors: autograd
 # frees them after it and passes them to its hooks (checkpointing).  If smaller, the node keeps it: some microseconds
 # less a call.
 LARGE_BYTES = 1 << 18
 N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
-N_INPUTS = 3
+N_INPUTS, N_MASKS = 3, 2
 
 
 def save(ctx: Any, tensors: Any) -> int:
@@ -50,7 +51,8 @@ def saved(ctx: Any, absent: int) -> tuple[Any, ...]:
 
 
 class LayerFunction(Function):
-    """apply(call, (out, Kept), queries, keys, values, *parameters) -> out; not to be called inside a transform."""
+    """apply(call, (out, Kept), queries, keys, values, *parameters, keep_mask, bias) -> out; not to be called inside a
+    transform."""
 
     @staticmethod
     def forward(ctx: Any, call: LayerCall, done: tuple[Tensor, Kept], *tensors: Any) -> Tensor:
@@ -75,12 +77,14 @@ class LayerFunction(Function):
         if not (torch.is_grad_enabled() or watched()):  # create_graph; a mode is active
             try:
                 queries, keys, values = tensors[:N_INPUTS]
-                lens, heads, empty_rows, dropout, seed = call
+                parameters, (keep_mask, bias) = tensors[N_INPUTS:-N_MASKS], tensors[-N_MASKS:]
+                lens, heads, empty_rows, dropout, seed, _ = call
+                wanted = needs[:-N_MASKS] if bias is None else (*needs[:-N_MASKS], needs[-1])
                 grads: Any = layer_backward(
-                    grad_out, kept, queries, keys, values, lens, tensors[N_INPUTS:], tensors[-1], heads, empty_rows,
-                    dropout, seed, needs, True,
+                    grad_out, kept, queries, keys, values, lens, parameters, parameters[-1], heads, empty_rows,
+                    dropout, seed, wanted, True, call.masked(keep_mask, bias),
                 )  # fmt: skip
-                return None, None, *grads
+                return (None, None, *grads, None, None) if bias is None else (None, None, *grads[:-1], None, grads[-1])
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
         return None, None, *layer_gradients(tensors, call, needs, grad_out)
@@ -92,21 +96,32 @@ connect_layer = quick_apply(LayerFunction)
 def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor) -> Any:
     """Gradients that can be differentiated again; they drop the same weights as the forward call.
 
-    tensors   three inputs and the parameters
+    tensors   three inputs, the parameters, keep_mask, bias
     """
     drop = core_dropout(call.dropout, call.seed)
-    options = AttentionCall(call.valid_lens, empty_rows=call.empty_rows)
 
     def layer(queries: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Any:
-        parameters = Parameters._make(others)
-
-        def attention_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return formulas.attention(options, AttentionTensors(q, k, v, parameters.w_v), drop, False, True).out
-
-        keys, values = formulas.without_hidden(queries, keys, values, call.valid_lens, call.empty_rows)
-        return (formulas.composed((queries, keys, values), parameters.projections(), call.num_heads, attention_of),)
+        parameters, masks = Parameters._make(others[:-N_MASKS]), others[-N_MASKS:]
+        keys, values = formulas.without_hidden(queries, keys, values, call.of_attention(), masks)
+        q, k, v = heads_of(call, (queries, keys, values), parameters)
+        heads = AttentionTensors(q, k, v, parameters.w_v, *masks)
+        joined = formulas.join_heads(formulas.attention(call.of_attention(), heads, drop, False, True).out)
+        W_o = parameters.projections()[3]
+        return (joined if W_o is None else W_o(joined),)
 
     return formulas.gradients(layer, tensors, needs, (grad_out,))
+
+
+def heads_of(call: LayerCall, inputs: Any, parameters: Parameters) -> list[Tensor]:
+    """Heads (B, H, rows, d) of the inputs as attention gets them: projected, split, turned."""
+    (_, _, _, turn, rows), (of_q, of_k) = call.options or PLAIN_OPTIONS, call.heads
+    into, found = parameters.projections(rows), []
+    for x, W, n, by_place in zip(inputs, into, (of_q, of_k, of_k), (True, into[1] is not None, False)):
+        heads = formulas.split_heads(x if W is None else W(x), n)
+        if turn and by_place:
+            heads = turned(heads, turns(heads) if isinstance(turn, int) else tuple(map(torch.from_numpy, turn)))
+        found.append(heads)
+    return found
 
 
 # --- Attention weights ------------------------------------------------------------------------------------
@@ -151,34 +166,37 @@ def changes_of(tensors: Any) -> int:
 
 
 class LayerSource(Source):
-    """For a call of a whole layer: its queries, keys and the parameters of its scores; `call` is a LayerCall."""
+    """For a call of a whole layer: its queries, keys, masks and the parameters of its scores; `call` is a LayerCall."""
 
     __slots__ = ()
 
     @staticmethod
-    def of(queries: Tensor, keys: Tensor, parameters: Parameters, call: LayerCall, compiled: bool = False) -> Source:
+    def of(
+        queries: Tensor, keys: Tensor, parameters: Parameters, masks: Any, call: LayerCall, compiled: bool = False
+    ) -> Source:
         """In an eager call as few objects as can be: each training step makes them and frees them."""
         if compiled:
-            return LayerSource((queries, keys, parameters), None, call)
+            return LayerSource((queries, keys, parameters, masks), None, call)
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
-        changes = changes_of((queries, keys, W_q, W_k, b_q, b_k, w_v))
-        return new_record(LayerSource, ((ref(queries), ref(keys), parameters), changes, call))
+        changes = changes_of((queries, keys, W_q, W_k, b_q, b_k, w_v, *masks))
+        masks = tuple([x if x is None else ref(x) for x in masks])
+        return new_record(LayerSource, ((ref(queries), ref(keys), parameters, masks), changes, call))
 
     def arguments(self) -> Optional[list[Any]]:
-        queries, keys, (W_q, W_k, _, _, b_q, b_k, _, _, w_v) = self.refs
+        queries, keys, (W_q, W_k, _, _, b_q, b_k, _, _, w_v), masks = self.refs
         if type(queries) is ref:
             queries, keys = queries(), keys()
-        if queries is None or keys is None:
+        found = [x() if type(x) is ref else x for x in masks]
+        if queries is None or keys is None or any(x is None and y is not None for x, y in zip(found, masks)):
             return None
-        return [queries, keys, W_q, W_k, b_q, b_k, w_v]
+        return [queries, keys, W_q, W_k, b_q, b_k, w_v, *found]
 
     def weights(self, *tensors: Any) -> Tensor:
-        queries, keys, W_q, W_k, b_q, b_k, w_v = tensors
-        call = self.call
-        keys, _ = formulas.without_hidden(queries, keys, keys, call.valid_lens, call.empty_rows)
-        into = Parameters(W_q, W_k, b_q=b_q, b_k=b_k).projections()
-        q, k = (formulas.split_heads(x if W is None else W(x), call.num_heads) for x, W in zip((queries, keys), into))
-        return Scored(q, k, w_v, call.valid_lens, call.empty_rows).computed()
+        queries, keys, W_q, W_k, b_q, b_k, w_v, *masks = tensors
+        call = self.call.of_attention()
+        keys, _ = formulas.without_hidden(queries, keys, keys, call, masks)
+        q, k = heads_of(self.call, (queries, keys), Parameters(W_q, W_k, b_q=b_q, b_k=b_k))
+        return Scored(q, k, w_v, call.valid_lens, call.empty_rows, call.causal, *masks).computed()
 
 
 class HeadsSource(Source):

@@ -13,7 +13,7 @@ from ..._core import layer_parts
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from .._tensors import FLOATS, common_type, exporting, is_compiling
 from .packed import Packed
-from .records import Parameters
+from .records import PLAIN_OPTIONS, Options, Parameters
 
 
 class _Layout(NamedTuple):
@@ -68,18 +68,25 @@ class Parts(NamedTuple):
     dropout: Any
     packed: Optional[Packed]  # what `frozen` has packed of these parameters
 
-    def in_one_type(self, inputs: Any) -> tuple[Parts, Any]:
-        """Parts and inputs in the type that the core computes in: float32 for 16-bit floats, also mixed with float32.
+    def in_one_type(self, inputs: Any, options: Options = PLAIN_OPTIONS) -> tuple[Parts, Any, Options]:
+        """Parts, inputs and options in the type that the core computes in: float32 for 16-bit floats, also mixed with
+        float32.
 
         Packed weights are of the parameters' type.
         """
-        found = {x.dtype for x in (*inputs, *self.parameters) if x is not None}
+        found = {x.dtype for x in (*inputs, *self.parameters, options.bias) if x is not None}
         if len(found) == 1 and found.issubset(FLOATS):
-            return self, inputs
+            return self, inputs, options
         queries, keys, values = inputs
-        common = common_type(queries=queries, keys=keys, values=values, parameters=tuple(self.parameters))
-        parameters = Parameters(*[None if x is None else x.to(common) for x in self.parameters])
-        return self._replace(parameters=parameters, packed=None), tuple(x.to(common) for x in inputs)
+        named = {"queries": queries, "keys": keys, "values": values, "bias": options.bias}
+        common = common_type(**named, parameters=tuple(self.parameters))
+        found: list[Any] = []
+        for i, x in enumerate(self.parameters):
+            same = next(j for j in range(i + 1) if self.parameters[j] is x)  # what is one stays one
+            found.append(found[same] if same < i else None if x is None else x.to(common))
+        if options.bias is not None:
+            options = options._replace(bias=options.bias.to(common))
+        return self._replace(parameters=Parameters(*found), packed=None), tuple(x.to(common) for x in inputs), options
 
     def for_projected(self) -> Parts:
         """For a call whose keys and values have been through W_k and W_v already."""

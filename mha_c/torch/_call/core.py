@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from ..._arguments.arrays import to_lengths
 from ..._core import layer_forward
-from ..._layer.kept_weights import N_FOR_WEIGHTS, Kept
+from ..._layer.kept_weights import Kept
 from .._private import autocasting_anywhere, profiler
 from .._tensors import draw_seed, result_type
 from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, connect_layer
 from .dropout import rate
-from .records import LayerCall, new_record
+from .records import LayerCall, Options, new_record
 
 _INT64 = torch.int64
 
 
 def call(
-    module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, steps: Any = None, dtype: Any = None
-) -> Tensor:
+    module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, steps: Any = None, dtype: Any = None,
+    options: Optional[Options] = None,
+) -> Tensor:  # fmt: skip
     """The output.
 
-    parts   Parts of the module, perhaps as a tuple
-    steps   the `decoding.Steps` of a call with a cache
-    dtype   type of the result; None: that of queries
+    parts    Parts of the module, perhaps as a tuple
+    steps    the `decoding.Steps` of a call with a cache
+    dtype    type of the result; None: that of queries
+    options  None: the call has none
     BufferError if a tensor has no plain memory, TypeError if types differ or are no FLOATS: nothing has been
     computed then, and no random number drawn.
     """
     parameters, holder, dropout, packed = parts
     queries, keys, values = inputs
-    records = torch.is_grad_enabled() and any_needs_grad(
-        parameters, (queries,) if keys is values is queries else inputs
+    records = torch.is_grad_enabled() and (
+        any_needs_grad(parameters, (queries,) if keys is values is queries else inputs)
+        or (options is not None and options.bias is not None and options.bias.requires_grad)
     )
     weights = parameters if packed is None or records else packed.ready  # what is packed replaces the parameters
     source = None
@@ -47,13 +50,22 @@ def call(
         p = rate(dropout, training)
         heads, empty_rows = module.num_heads, module.empty_rows
         seed: Any = draw_seed if p else 0  # drawn behind all checks: a refused call draws none
+        given: Any = options
+        if options is not None:
+            heads, given = module._head_counts(), options.for_core(weights is parameters)
         run: Any = forward_for_profiler if profiler._is_profiler_enabled else layer_forward
-        out, kept = run(queries, keys, values, valid_lens, weights, parameters[-1], heads, empty_rows, p, seed, records)
+        out, kept = run(
+            queries, keys, values, valid_lens, weights, parameters[-1], heads, empty_rows, p, seed, records, given
+        )
         if records:
             tape: Kept = new_record(Kept, kept)
-            done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, tape.seed))
-            out = connect_layer(done, (out, tape), queries, keys, values, *parameters)
-            kept, source = kept[:N_FOR_WEIGHTS], LayerSource.of(queries, keys, parameters, done)
+            keep_mask, bias = (None, None) if options is None else options[1:3]
+            if options is not None:
+                options = options.without_masks()
+            done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, tape.seed, options))
+            out = connect_layer(done, (out, tape), queries, keys, values, *parameters, keep_mask, bias)
+            source = LayerSource.of(queries, keys, parameters, (keep_mask, bias), done)
+            kept = tape.for_weights()
     computed = queries.dtype
     dtype = dtype or computed
     if autocasting_anywhere():

@@ -26,7 +26,9 @@ WHOLE = {getattr(torch, f"{kind}{bits}", None) for kind in ("int", "uint") for b
 
 
 def rate(dropout: Any, training: Optional[bool]) -> Any:
-    """What a call drops with this nn.Dropout; training: what the call says, None: as the module stands."""
+    """What a call drops with this nn.Dropout, or None; training: what the call says, None: as the module stands."""
+    if dropout is None:
+        return 0.0
     return dropout.p if (dropout.training if training is None else training) else 0.0
 
 

@@ -50,7 +50,7 @@ def visible_keys(
     if right >= 0:
         parts.append((key <= place + right)[None, None])
     if keep_mask is not None:
-        parts.append(_with_head_axis(keep_mask))
+        parts.append(with_head_axis(keep_mask))
     return reduce(and_, parts)
 
 
@@ -153,14 +153,14 @@ def attention(
     fuses = fuses and plain and fits(q, k)
     if not fuses:
         q, k, v, w_v, bias, relative_bias, sinks = map(float32_if_half, (q, k, v, w_v, bias, relative_bias, sinks))
-    q, k, v = (_with_head_axis(x) for x in (q, k, v))
+    q, k, v = (with_head_axis(x) for x in (q, k, v))
     causal_alone = call.causal is not None and call._replace(causal=None).hides() is False and keep_mask is bias is None
     if fuses and causal_alone and not exporting() and (call.causal == "top_left" or q.shape[-2] == k.shape[-2]):
         out = _fused(call, q, k, v, None, None, causal=True)
         return Attended(out if rank == 4 else out[:, 0])
     visible = visible_keys(q, k, call.valid_lens, keep_mask, call.causal, call.window_left, call.window_right)
     if bias is not None:
-        bias = _with_head_axis(bias)
+        bias = with_head_axis(bias)
         visible = bias != -torch.inf if visible is None else visible & (bias != -torch.inf)
     if visible is not None and not clean:
         k, v = without_unseen(k, visible, None), without_unseen(v, visible, call.empty_rows)
@@ -218,7 +218,7 @@ def fits(q: Tensor, k: Tensor) -> bool:
     return not (on_cpu(q) or in_transform()) and k.shape[-2] > 0 and q.shape[-1] > 0
 
 
-def _with_head_axis(x: Tensor) -> Tensor:
+def with_head_axis(x: Tensor) -> Tensor:
     """(B, rows, columns) -> (B, 1, rows, columns); rank 2 broadcasts, rank 4 stays."""
     return x.unsqueeze(1) if x.dim() == 3 else x
 
@@ -238,22 +238,38 @@ def composed(inputs: Any, projections: Any, num_heads: int, attention_of: Callab
     """
     *into, W_o = projections
     heads = attention_of(*(split_heads(x if W is None else W(x), num_heads) for x, W in zip(inputs, into)))
-    joined = heads.transpose(1, 2).flatten(2)
+    joined = join_heads(heads)
     return joined if W_o is None else W_o(joined)
 
 
-def without_hidden(
-    queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, empty_rows: str, causal: Any = None
-) -> Any:
+def without_hidden(queries: Tensor, keys: Tensor, values: Tensor, call: AttentionCall, masks: Any) -> Any:
     """keys and values (B, K, .) with zeros in the rows that no query sees: these may hold NaN, of which 0 times is NaN
-    in the gradients of W_k and W_v."""
-    if causal is not None and valid_lens is None:  # asked of nothing else: an exporter keeps what sizes are compared
-        sees_all = causal == "bottom_right" or queries.shape[1] == keys.shape[1]  # the last query sees every key
+    in the gradients of W_k and W_v.
+
+    masks   (keep_mask, bias)
+    """
+    (keep_mask, bias), causal = masks, call.causal
+    if causal is not None and call.valid_lens is keep_mask is bias is None:
+        # Asked of nothing else: an exporter keeps what sizes are compared.  The last query sees every key:
+        sees_all = causal == "bottom_right" or queries.shape[1] == keys.shape[1]
         causal = None if sees_all else causal
-    visible = visible_keys(queries, keys, valid_lens, causal=causal)
+    visible = visible_keys(queries, keys, call.valid_lens, keep_mask, causal)
+    if bias is not None:
+        finite = with_head_axis(bias) != -torch.inf
+        visible = finite if visible is None else visible & finite
     if visible is None:
         return keys, values
-    return tuple(without_unseen(x[:, None], visible, which)[:, 0] for x, which in ((keys, None), (values, empty_rows)))
+    of_values = visible
+    if visible.dim() > 2 and visible.shape[1] != 1:  # a row is seen by one head or another
+        empty = ~visible.any(-1, keepdim=True) if call.empty_rows == "uniform" else False
+        visible, of_values = (x.any(1, keepdim=True) for x in (visible, visible | empty))
+    pairs = (keys, visible, None), (values, of_values, call.empty_rows)
+    return tuple(without_unseen(x[:, None], seen, which)[:, 0] for x, seen, which in pairs)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """The reverse of `split_heads`."""
+    return x.transpose(1, 2).flatten(2)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -16,6 +16,7 @@ from .._tensors import check_devices, check_inputs, common_type, exporting, is_c
 from .._weights.lazy import LazyWeights, computed
 from .checks import check_options, check_sizes, checked_lengths, rank_of
 from .children import is_plain
+from .records import Asked
 
 
 def checked_inputs(owner: str, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
@@ -50,32 +51,33 @@ def children_of(module: Any, projected: bool) -> dict[int, Any]:
     return {slot: getattr(module, name) for slot, name in slots if not (projected and slot in (1, 2))}
 
 
-def check_call(
-    module: Any, children: dict[int, Any], queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any
-) -> Any:
+def check_call(module: Any, children: dict[int, Any], inputs: Any, asked: Asked) -> Any:
     """What the core would refuse, refused before sizes are set and children are called; the lengths as a tensor.
 
     children    those of the call, of `children_of`
     """
     if exporting() or not is_compiling():  # a compiler's program raises errors when it runs
-        _check_children(module, children, queries, keys, values, valid_lens)
-    return None if valid_lens is None else checked_lengths(valid_lens, queries, keys.shape[-2])
+        _check_children(module, children, inputs, asked)
+    lens, (queries, keys, _) = asked.valid_lens, inputs
+    return None if lens is None else checked_lengths(lens, queries, keys.shape[-2])
 
 
-def _check_children(
-    module: Any, children: dict[int, Any], queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any
-) -> None:
+def _check_children(module: Any, children: dict[int, Any], inputs: Any, asked: Asked) -> None:
+    queries, keys, values = inputs
     weights = tuple(child.weight for child in children.values() if is_plain(child))  # others may never be read
-    check_devices(queries=queries, keys=keys, values=values, parameters=weights, valid_lens=valid_lens)
+    named = {"queries": queries, "keys": keys, "values": values}
+    masks = {"keep_mask": asked.keep_mask, "bias": asked.bias, "valid_lens": asked.valid_lens}
+    check_devices(**named, parameters=weights, **masks)
     one = weights[0] if weights else None
-    refuse_half_fake(queries=queries, keys=keys, values=values, parameters=one, valid_lens=valid_lens)
+    refuse_half_fake(**named, parameters=one, **masks)
     check_options(module.empty_rows, getattr(getattr(module._inner(), "dropout", None), "p", 0.0))
     sizes = None
     if all(isinstance(child, nn.Linear) for child in children.values()):
-        features = {slot: x.shape[-1] for slot, x in enumerate((queries, keys, values))}
-        sizes = [_sizes(children.get(slot), features.get(slot)) for slot in range(4)]
+        if type(module._head_counts()) is not tuple:  # layers with shared heads say it in their own words
+            features = {slot: x.shape[-1] for slot, x in enumerate(inputs)}
+            sizes = [_sizes(children.get(slot), features.get(slot)) for slot in range(4)]
         if on_cpu(queries):
-            common_type(queries=queries, keys=keys, values=values, parameters=weights)
+            common_type(**named, bias=asked.bias, parameters=weights)
     check_sizes(queries, keys, values, sizes, module.num_heads)
 
 
@@ -115,7 +117,7 @@ def materialize(
     if not any(type(child) is nn.LazyLinear for child in children.values()):
         return
     if queries is not None:
-        check_call(module, children, queries, keys, values, valid_lens)
+        check_call(module, children, (queries, keys, values), Asked(valid_lens))
     inputs = (queries, None, None) if projected else (queries, keys, values)
     for slot, x in enumerate(inputs):
         if x is not None:

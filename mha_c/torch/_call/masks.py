@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from ..._arguments import core_refusals
-from ..._arguments.masks import other_numbers
-from .._tensors import has_numbers
+from ..._arguments.masks import by_heads, other_numbers
+from .._tensors import check_inputs, has_numbers
 from .checks import Type
+
+Masks = tuple[Optional[Tensor], Optional[Tensor]]  # keep_mask, bias
 
 
 def to_keep_mask(value: Any) -> Tensor:
@@ -27,3 +29,13 @@ def to_keep_mask(value: Any) -> Tensor:
             raise other_numbers(mask.dtype)
         return mask != 0
     core_refusals.mask_kind(Type(mask.dtype), "keep_mask")  # not the tensor, for compilers
+
+
+def masks_of(keep_mask: Any, bias: Any, sizes: Any, n_heads: Optional[int]) -> Masks:
+    """keep_mask and bias of a layer's call, of rank 2 or 4; sizes and n_heads as in `by_heads`."""
+    if keep_mask is not None:
+        keep_mask = by_heads(to_keep_mask(keep_mask), "keep_mask", sizes, n_heads)
+    if bias is not None:
+        check_inputs(bias=bias)
+        bias = by_heads(bias, "bias", sizes, n_heads)
+    return keep_mask, bias

@@ -6,7 +6,7 @@ where there is no result, it returns an empty tensor.
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -23,38 +23,67 @@ from .checks import checked_lengths
 from .children import Parts
 from .dropout import number, rate
 from .formulas import split_heads
-from .records import LayerCall, Parameters
+from .records import LayerCall, Options, Parameters, pair
 from .scored import Scored
+from .turning import turn_for_core
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
+N_TENSORS = 15  # queries, keys, values; lengths; nine parameters; keep_mask, bias
 _LAYER = (
     "Tensor queries, Tensor keys, Tensor values, Tensor? valid_lens, Tensor? W_q, Tensor? W_k, Tensor? W_v, "
-    "Tensor? W_o, Tensor? b_q, Tensor? b_k, Tensor? b_v, Tensor? b_o, Tensor? w_v, int num_heads, str empty_rows, "
-    "float dropout, Tensor? seed"
+    "Tensor? W_o, Tensor? b_q, Tensor? b_k, Tensor? b_v, Tensor? b_o, Tensor? w_v, Tensor? keep_mask, Tensor? bias, "
+    "int num_heads, int num_kv_heads, str empty_rows, float dropout, str causal, int turns, int[] rows, Tensor? seed"
 )
+N_GRADS = 13  # of inputs, parameters and bias
 SCHEMAS = {
     "layer": f"({_LAYER}) -> ({', '.join(['Tensor'] * (1 + N_TAPE))})",
     "layer_backward": f"(Tensor grad_out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
-    f"bool[] needs) -> ({', '.join(['Tensor'] * 12)})",
+    f"bool[] needs) -> ({', '.join(['Tensor'] * N_GRADS)})",
 }
 
 
-def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any) -> Tensor:
+class Words(NamedTuple):
+    """The arguments of the operator behind its tensors, in the order of the schema."""
+
+    num_heads: int
+    num_kv_heads: int
+    empty_rows: str
+    dropout: float
+    causal: str  # "": none
+    turns: int  # features of a head that is turned by its position; 0: none is
+    rows: list[int]  # (first, number) of those of W_q, W_k, W_v in a joint weight; [] without one
+
+    def options(self, masks: Any, n_rows: int, dtype: torch.dtype) -> Options:
+        turn = turn_for_core(0, n_rows, self.turns, dtype) if self.turns else None
+        rows = tuple(zip(self.rows[::2], self.rows[1::2])) or None
+        return Options(self.causal or None, *masks, turn, rows)
+
+    def call(self, valid_lens: Any, seed: Any, options: Options) -> LayerCall:
+        heads: Any = self.num_heads if self.num_heads == self.num_kv_heads else (self.num_heads, self.num_kv_heads)
+        return LayerCall(valid_lens, heads, self.empty_rows, self.dropout, seed, options)
+
+
+def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any, options: Options) -> Tensor:
     """The output of a call of a layer, in the type of queries."""
     dtype, p = result_type(inputs[0].dtype), float(rate(parts.dropout, training))
-    (parameters, holder, _, _), (queries, keys, values) = parts.in_one_type(inputs)
+    (parameters, holder, _, _), (queries, keys, values), options = parts.in_one_type(inputs, options)
     lens = None if valid_lens is None else checked_lengths(valid_lens, queries)
-    options = module.num_heads, module.empty_rows, p, draw_seed_tensor() if p else None
-    out, q, k, _, _, _, _, met = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *options)
-    done = LayerCall(None if lens is None else met, *options)
+    masks, (heads, kv_heads) = options[1:3], pair(module._head_counts())
+    rows = [n for pair in options.rows or () for n in pair]
+    words = Words(heads, kv_heads, module.empty_rows, p, options.causal or "", module._turned_features(), rows)
+    seed = draw_seed_tensor() if p else None
+    out, q, k, _, _, _, _, met = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *masks, *words, seed)
+    kept = Options(options.causal, None, None, words.turns, options.rows)
+    done = words.call(None if lens is None else met, seed, kept)
     used = [x.clone() if W is None else y for y, W, x in zip((q, k), parameters, (queries, keys))]
-    q, k = (split_heads(x.detach(), module.num_heads) for x in used)
+    q, k = (split_heads(x.detach(), n) for x, n in zip(used, (heads, kv_heads)))
     w_v = None if parameters.w_v is None else parameters.w_v.detach().clone()
-    records = torch.is_grad_enabled() and any_needs_grad((queries, keys, values), parameters)
+    records = torch.is_grad_enabled() and any_needs_grad((queries, keys, values, options.bias), parameters)
     if module._last is not None:
         module.__dict__["_last"] = None
-    source = LayerSource.of(queries, keys, parameters, done, True) if records else None
-    holder["_last"] = Last(Scored(q, k, w_v, done.valid_lens, module.empty_rows), dtype, source)
+    source = LayerSource.of(queries, keys, parameters, masks, done, True) if records else None
+    own = (None if x is None else x.detach().clone() for x in masks)
+    holder["_last"] = Last(Scored(q, k, w_v, done.valid_lens, module.empty_rows, options.causal, *own), dtype, source)
     return out.to(dtype)
 
 
@@ -65,14 +94,30 @@ def _tensor(value: Any, like: Tensor, dtype: Optional[torch.dtype] = None) -> Te
     return torch.from_numpy(value) if value is not None else like.new_empty(0, dtype=dtype or like.dtype)
 
 
-def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
-    *nine, num_heads, empty_rows, dropout, seed = rest
-    queries, keys, values, *nine = map(without_subclass, (queries, keys, values, *nine))
-    parameters = Parameters(*nine)
+class _Call(NamedTuple):
+    """The arguments of the operator, as the core takes them."""
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    valid_lens: Any
+    parameters: Parameters
+    call: LayerCall
+
+    @classmethod
+    def of(cls, arguments: Any) -> _Call:
+        tensors, words, seed = arguments[:N_TENSORS], Words(*arguments[N_TENSORS:-1]), arguments[-1]
+        queries, keys, values, lens, *nine, keep_mask, bias = map(without_subclass, tensors)
+        options = words.options((keep_mask, bias), max(queries.shape[1], keys.shape[1]), queries.dtype)
+        call = words.call(lens, number(seed), options.for_core(True))
+        return cls(queries, keys, values, lens, Parameters(*nine), call)
+
+
+def _layer(*arguments: Any) -> tuple[Tensor, ...]:
+    queries, keys, values, valid_lens, parameters, (_, *options, given) = _Call.of(arguments)
     out, tape = layer_forward(
-        queries, keys, values, lengths(valid_lens), parameters, parameters.w_v, num_heads, empty_rows, dropout,
-        number(seed), True,
-    )  # fmt: skip
+        queries, keys, values, lengths(valid_lens), parameters, parameters.w_v, *options, True, given
+    )
     kept = Kept._make(tape)
     q, k = None if parameters.W_q is None else kept.q, None if parameters.W_k is None else kept.k
     lens = kept.lengths
@@ -82,59 +127,70 @@ def _layer(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest
     return (out, *[_tensor(part, queries) for part in parts], _tensor(lens, keys, torch.int64))
 
 
-def _layer_fake(queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Any, *rest: Any) -> tuple[Tensor, ...]:
-    (W_q, W_k, W_v, W_o, *_), num_heads = rest[:8], rest[9]
+def _layer_fake(*arguments: Any) -> tuple[Tensor, ...]:
+    (queries, keys, values, valid_lens, *nine, _, _), words = arguments[:N_TENSORS], Words(*arguments[N_TENSORS:-1])
+    (W_q, W_k, W_v, W_o, *_), sizes = nine, words.rows[1::2] or (None,) * 3
     (batch, n_queries, _), n_keys = queries.shape, keys.shape[1]
     q, k, v = (
-        queries.new_empty(0 if W is None else (batch, rows, W.shape[0]))
-        for W, rows in ((W_q, n_queries), (W_k, n_keys), (W_v, n_keys))
+        queries.new_empty(0 if W is None else (batch, rows, W.shape[0] if size is None else size))
+        for W, rows, size in zip((W_q, W_k, W_v), (n_queries, n_keys, n_keys), sizes)
     )
-    context = queries.new_empty(batch, n_queries, values.shape[2] if W_v is None else W_v.shape[0])
-    row_max, row_sum = (queries.new_empty(batch, num_heads, n_queries) for _ in range(2))
+    of_values = values.shape[2] if W_v is None else v.shape[2]
+    context = queries.new_empty(batch, n_queries, of_values // words.num_kv_heads * words.num_heads)
+    row_max, row_sum = (queries.new_empty(batch, words.num_heads, n_queries) for _ in range(2))
     lens = queries.new_empty((0,) if valid_lens is None else valid_lens.shape, dtype=torch.int64)
     out = queries.new_empty(batch, n_queries, context.shape[2] if W_o is None else W_o.shape[0])
     return out, q, k, v, context, row_max, row_sum, lens
 
 
 def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    tape, layer, needs = rest[:N_TAPE], rest[N_TAPE:-1], rest[-1]
-    queries, keys, values, valid_lens, *nine, num_heads, empty_rows, dropout, seed = layer
+    tape, needs = rest[:N_TAPE], rest[-1]
+    queries, keys, values, valid_lens, parameters, (_, *options, given) = _Call.of(rest[N_TAPE:-1])
     *projected, context, row_max, row_sum, lens = (x.detach().numpy() for x in tape)
-    q, k, v = (None if W is None else x for x, W in zip(projected, nine))
+    q, k, v = (None if W is None else x for x, W in zip(projected, parameters))
     lens = None if valid_lens is None else lens
     kept = for_backward(q, k, row_max, row_sum, lens, v, context)
-    grad_out, queries, keys, values, *nine = map(without_subclass, (grad_out, queries, keys, values, *nine))
-    parameters = Parameters(*nine)
+    has_bias = given.bias is not None
     grads = layer_backward(
-        grad_out, kept, queries, keys, values, lens, parameters, parameters.w_v, num_heads, empty_rows, dropout,
-        number(seed), tuple(needs[:12]),
+        without_subclass(grad_out), kept, queries, keys, values, lens, parameters, parameters.w_v, *options,
+        tuple(needs if has_bias else needs[:-1]), False, given,
     )  # fmt: skip
+    grads = grads if has_bias else (*grads, None)
     return tuple(queries.new_empty(0) if grad is None else grad for grad in grads)
 
 
 def _layer_grads_fake(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    queries, keys, values, _, *nine = rest[N_TAPE : N_TAPE + 13]
-    wanted = (*rest[-1][:11], Parameters(*nine).w_v is not None)
-    results = zip((queries, keys, values, *nine), wanted)
+    queries, keys, values, _, *nine, _, bias = rest[N_TAPE : N_TAPE + N_TENSORS]
+    results = zip((queries, keys, values, *nine, bias), rest[-1])
     return tuple(queries.new_empty(x.shape if want and x is not None else (0,)) for x, want in results)
 
 
 def _setup(ctx: Any, inputs: Any, output: Any) -> None:
-    tensors = (*inputs[:13], inputs[16])
-    ctx.options, ctx.absent = inputs[13:16], save(ctx, (*tensors, *output[1:]))
-    ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:3], *inputs[4:13])]
+    tensors = (*inputs[:N_TENSORS], inputs[-1])
+    ctx.options, ctx.absent = inputs[N_TENSORS:-1], save(ctx, (*tensors, *output[1:]))
+    ctx.needs = [x is not None and x.requires_grad for x in (*inputs[:3], *inputs[4:13], inputs[14])]
 
 
 def _autograd(ctx: Any, grad_out: Tensor, *_: Any) -> Any:
-    tensors = saved(ctx, ctx.absent)
-    (*inputs, seed), tape = tensors[:14], tensors[14:]
+    tensors, words, needs = saved(ctx, ctx.absent), Words(*ctx.options), ctx.needs
+    (*inputs, seed), tape = tensors[: N_TENSORS + 1], tensors[N_TENSORS + 1 :]
     if torch.is_grad_enabled():  # create_graph
-        call = LayerCall._make((inputs[3], *ctx.options, seed))
-        grads = layer_gradients([*inputs[:3], *inputs[4:]], call, ctx.needs, grad_out)
+        options = words.options((None, None), max(inputs[0].shape[1], inputs[1].shape[1]), inputs[0].dtype)
+        given, wanted = [*inputs[:3], *inputs[4:]], [*needs[:12], False, needs[12]]
+        grads = layer_gradients(given, words.call(inputs[3], seed, options), wanted, grad_out)
+        grads = [*grads[:12], grads[13]]
     else:
-        grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *ctx.options, seed, ctx.needs)
-    found = [grad if need else None for grad, need in zip(grads, ctx.needs)]
-    return (*found[:3], None, *found[3:12], None, None, None, None)
+        if words.rows:  # one weight, whose gradient is in the first of its places
+            first = next(i for i, W in enumerate(inputs[4:7]) if W is not None)
+            needs = [need and (i % 4 == (first + 3) % 4 or not _of_inner(i)) for i, need in enumerate(needs)]
+        grads = torch.ops.mha_c.layer_backward(grad_out, *tape, *inputs, *words, seed, needs)
+    found = [grad if need else None for grad, need in zip(grads, needs)]
+    return (*found[:3], None, *found[3:12], None, found[12], *(None,) * (len(words) + 1))
+
+
+def _of_inner(i: int) -> bool:
+    """Whether gradient i is that of W_q, W_k, W_v or of their biases."""
+    return 3 <= i < 6 or 7 <= i < 10
 
 
 if has_operators:

@@ -5,11 +5,27 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Callable, NamedTuple, Optional
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from ..._arguments.scalars import LateSeed
-from .._tensors import optional_array
+from .._tensors import mask_for_core, optional_array
+
+
+class Asked(NamedTuple):
+    """What a call of a layer is given beside its inputs."""
+
+    valid_lens: Any = None
+    keep_mask: Optional[Tensor] = None  # with an axis for the heads, or of rank 2
+    bias: Optional[Tensor] = None
+    causal: Any = False
+    training: Optional[bool] = None
+
+    @property
+    def masks(self) -> tuple[Optional[Tensor], Optional[Tensor]]:
+        return self[1:3]
+
 
 Drop = Callable[[Tensor], Tensor]
 new_record: Any = tuple.__new__  # a third of the time of a record's own constructor
@@ -31,24 +47,80 @@ class Parameters(NamedTuple):
     def weights(self) -> tuple[Optional[Tensor], ...]:
         return self[:4]
 
-    def projections(self) -> list[Any]:
-        """W_q, W_k, W_v, W_o as functions, None where there is none."""
-        pairs = zip(self[:4], self[4:8])
-        return [None if W is None else partial(linear, weight=W, bias=b) for W, b in pairs]
+    def projections(self, rows: Any = None) -> list[Any]:
+        """W_q, W_k, W_v, W_o as functions, None where there is none; rows: those of the first three in a joint one."""
+        found: list[Any] = []
+        for W, b, some in zip(self[:4], self[4:8], (*(rows or (None,) * 3), None)):
+            W, b = (x if x is None or some is None else _taken(x, some) for x in (W, b))
+            found.append(None if W is None else partial(linear, weight=W, bias=b))
+        return found
+
+    def apart(self, rows: Any) -> Parameters:
+        """With W_q, W_k and W_v by themselves, which have these rows of a joint weight."""
+        found = [x if x is None else _taken(x, some) for x, some in zip((*self[:3], *self[4:7]), (*rows, *rows))]
+        return Parameters(*found[:3], self.W_o, *found[3:], self.b_o, self.w_v)
 
     def for_projected(self) -> Parameters:
         """Those of a call whose keys and values have been through W_k and W_v already."""
         return self._replace(W_k=None, W_v=None, b_k=None, b_v=None)
 
 
+def _taken(x: Tensor, rows: Any) -> Tensor:
+    """These rows of x: (first, number), or their numbers."""
+    return x.narrow(0, *rows) if type(rows) is tuple else x[torch.as_tensor(rows)]
+
+
+class Options(NamedTuple):
+    """What a call of a layer may have beside lengths, in the order of the core (mha_c/_core.pyi)."""
+
+    causal: Any = None
+    keep_mask: Optional[Tensor] = None
+    bias: Optional[Tensor] = None
+    turn: Any = None  # cosines and sines, as arrays; kept of a compiled call: the features of a head, 0 for none
+    rows: Any = None  # which W_q, W_k and W_v have of a joint weight
+
+    def for_core(self, in_rows: bool) -> Options:
+        """As the core takes them; in_rows: weights are the parameters, not packed, each of W_q, W_k, W_v by itself."""
+        causal, keep_mask, bias, turn, rows = self
+        return new_record(Options, (causal, mask_for_core(keep_mask), bias, turn, rows if in_rows else None))
+
+    def without_masks(self) -> Options:
+        return self if self.keep_mask is self.bias is None else self._replace(keep_mask=None, bias=None)
+
+
+PLAIN_OPTIONS = Options()
+
+
+def pair(num_heads: Any) -> tuple[int, int]:
+    """(of queries, of keys and values) of a layer's number of heads, or of both."""
+    return num_heads if type(num_heads) is tuple else (num_heads, num_heads)
+
+
 class LayerCall(NamedTuple):
-    """The options of a call of a layer, in the order of _core.layer_forward."""
+    """The arguments of a call of a layer behind its inputs, in the order of _core.layer_forward."""
 
     valid_lens: Any = None
-    num_heads: int = 1
+    num_heads: Any = 1  # or (of queries, of keys and values)
     empty_rows: Any = "uniform"
     dropout: float = 0.0
     seed: Any = 0  # a number, a tensor of an operator, or None
+    options: Optional[Options] = None  # without masks: these may need a gradient
+
+    def masked(self, keep_mask: Optional[Tensor], bias: Optional[Tensor]) -> Optional[Options]:
+        """The options with the call's masks."""
+        if keep_mask is bias is None:
+            return self.options
+        return (self.options or PLAIN_OPTIONS)._replace(keep_mask=mask_for_core(keep_mask), bias=bias)
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """(of queries, of keys and values)."""
+        return pair(self.num_heads)
+
+    def of_attention(self) -> AttentionCall:
+        """The same of a call of attention, without dropout."""
+        causal = None if self.options is None else self.options.causal
+        return AttentionCall(self.valid_lens, causal, empty_rows=self.empty_rows)
 
 
 class AttentionCall(NamedTuple):

@@ -35,23 +35,23 @@ class Scored(NamedTuple):
         return False
 
     def tensors(self) -> tuple[Optional[Tensor], ...]:
-        return self.q, self.k, self.w_v
+        return self.q, self.k, self.w_v, self.bias
 
     def detached(self) -> Scored:
-        w_v = None if self.w_v is None else self.w_v.detach()
-        return self._replace(q=self.q.detach(), k=self.k.detach(), w_v=w_v)
+        w_v, bias = (None if x is None else x.detach() for x in (self.w_v, self.bias))
+        return self._replace(q=self.q.detach(), k=self.k.detach(), w_v=w_v, bias=bias)
 
-    def weights(self, q: Tensor, k: Tensor, w_v: Optional[Tensor]) -> Tensor:
-        """The weights (B, H, Q, K) of these, or of q, k, w_v of the same shapes in a graph."""
+    def weights(self, q: Tensor, k: Tensor, w_v: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
+        """The weights (B, H, Q, K) of these, or of q, k, w_v, bias of the same shapes in a graph."""
         visible = formulas.visible_keys(q, k, self.valid_lens, self.keep_mask, self.causal)
         k = formulas.for_each_head(q, k)
         with formulas.without_autocast(q):
             scores = formulas.scores_of(float32_if_half(q), float32_if_half(k), float32_if_half(w_v))
-            scores = scores if self.bias is None else scores + float32_if_half(self.bias)
+            scores = scores if bias is None else scores + formulas.with_head_axis(float32_if_half(bias))
             return formulas.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
 
     def computed(self) -> Tensor:
-        return self.weights(self.q, self.k, self.w_v)
+        return self.weights(*self.tensors())
 
 
 class Computed(NamedTuple):

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..._arguments.options import check_causal_steps
 from ..._core import layer_step
 from ..._decoder import caches, rolling
 from .._call.attention import any_needs_grad
-from .._call.records import Parameters
+from .._call.records import Asked, Options, Parameters
 from .._private import on_cpu
-from .._tensors import PLAIN, array, check_inputs, elsewhere, optional_array, refuse_transforms
+from .._tensors import PLAIN, array, check_inputs, elsewhere, mask_for_core, optional_array, refuse_transforms
 from .._twins import twin
 from .._weights.last import OfSteps
 
@@ -39,6 +40,7 @@ class Held(NamedTuple):
             if slot in (1, 2):
                 child = module._modules[name]
                 weights += child._parameters.values() if type(child) is nn.Linear else _all_of(child)
+        weights = list({id(x): x for x in weights if x is not None}.values())  # one child may project both
         return cls(tuple(weights), tuple(map(_state, weights)))
 
     def same(self, now: Held) -> bool:
@@ -157,7 +159,7 @@ class Seen(NamedTuple):
     keys: Tensor  # (B, K, features)
     values: Tensor
     valid_lens: Optional[Tensor]
-    keep_mask: Optional[Tensor]  # (1 or B, 1, n, K)
+    masks: tuple[Optional[Tensor], Optional[Tensor]]  # keep_mask and bias of these keys
     steps: Any  # of the keys, where they lie in another order: (1 or B, K); else None
     n_steps: int
 
@@ -170,11 +172,13 @@ class Steps(NamedTuple):
     n_steps: int
     counts: Any  # how many of them count, of each item
     module: Any
-    turn: Any = None  # (first step, n steps, type) -> cosines and sines of rotary positions, as the core takes them
+    masks: tuple[Optional[Tensor], Optional[Tensor]]  # keep_mask, bias: a row for each new step, a column for each step
 
     @classmethod
-    def of(cls, module: Any, cache: Any, inputs: Any, valid_lens: Any, training: Optional[bool]) -> Steps:
-        check_cache(module, cache, training)
+    def of(cls, module: Any, cache: Any, inputs: Any, asked: Asked) -> Steps:
+        check_cache(module, cache, asked.training)
+        check_causal_steps(asked.causal)
+        valid_lens = asked.valid_lens
         refuse_transforms("decoding with a cache")
         queries, keys, values = inputs
         caches.check_not_projected(keys)
@@ -182,12 +186,24 @@ class Steps(NamedTuple):
         caches.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
         if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
             raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} like queries")
-        if torch.is_grad_enabled() and any_needs_grad(inputs, module.parameters()):
+        if torch.is_grad_enabled() and any_needs_grad(inputs, asked.masks, module.parameters()):
             raise RuntimeError(NO_GRADIENT.format("decoding with a cache"))
         n_steps = queries.shape[1]
         valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
         counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, cache.batch, n_steps)
-        return cls(cache, module.num_heads, n_steps, counts, module)
+        sizes = cache.batch, n_steps, caches.most(cache._steps + counts)
+        return cls(cache, module._head_counts(), n_steps, counts, module, module._checked_masks(asked.masks, sizes))
+
+    def _masks_of(self, steps: Any) -> Any:
+        """The masks of keys that belong to these steps, (1 or B, K), -1 where there is none; None: to all in order."""
+        if steps is None or self.masks == (None, None):
+            return self.masks
+        return tuple(x if x is None else masks_of_steps(x, steps) for x in self.masks)
+
+    def _options(self, parameters: Parameters, weights: Any, steps: Any) -> Optional[Options]:
+        rows = self.module._rows_of_joint(parameters) if weights is parameters else None
+        keep_mask, bias = self._masks_of(steps)
+        return None if rows is keep_mask is bias is None else Options(None, mask_for_core(keep_mask), bias, None, rows)
 
     def in_order(self) -> bool:
         """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
@@ -197,7 +213,9 @@ class Steps(NamedTuple):
         """(Steps, inputs) of one new step after another."""
         for i in range(self.n_steps):
             counts = 1 if isinstance(self.counts, int) else (self.counts > i).astype(np.int64)
-            yield self._replace(n_steps=1, counts=counts), tuple(x[:, i : i + 1] for x in inputs)
+            after = caches.most(self.cache._steps + counts)
+            masks = tuple(x if x is None else _row(x, i)[..., :after] for x in self.masks)
+            yield self._replace(n_steps=1, counts=counts, masks=masks), tuple(x[:, i : i + 1] for x in inputs)
 
     def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
@@ -208,14 +226,16 @@ class Steps(NamedTuple):
         after = cache._check(held, self.counts)
         widths: Any = 0, 0  # not needed once the cache has rows
         if cache._weights is None:
+            rows = self.module._rows_of_joint(parameters)
             pairs = (keys, parameters.W_k), (values, parameters.W_v)
-            widths = [x.shape[2] if W is None else W.shape[0] for x, W in pairs]
+            widths = [n for _, n in rows[1:]] if rows else [x.shape[2] if W is None else W.shape[0] for x, W in pairs]
         room = cache._room(widths, np.dtype(np.float64 if queries.dtype is torch.float64 else np.float32))
         lens = cache._visible_keys(after, self.n_steps)
-        turn = None if self.turn is None else self.turn(cache._steps, self.n_steps, queries.dtype)
+        turn = self.module._turn(cache._steps, self.n_steps, queries.dtype)
+        options = self._options(parameters, weights, cache._span.steps_of_rows(after) if cache._span.rolls else None)
         # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
-        options: Any = self.num_heads, "zero", 0.0, 0, *room, *cache._places(after, self.counts), turn
-        out, kept = layer_step(queries, keys, values, lens, weights, parameters.w_v, *options)
+        call: Any = self.num_heads, "zero", 0.0, 0, *room, *cache._places(after, self.counts), turn, options
+        out, kept = layer_step(queries, keys, values, lens, weights, parameters.w_v, *call)
         cache._keep(held, after)
         return out, OfSteps(cache._placed(kept, after)) if cache._span.rolls else kept
 
@@ -224,12 +244,14 @@ class Steps(NamedTuple):
         cache, held = self.cache, Held.by(self.module)
         after = cache._check(held, self.counts)
         if len(weights) != 4:
-            pairs = zip(parameters[:4], parameters[4:8])
+            alone = self.module._for_core(parameters)
+            pairs = zip(alone[:4], alone[4:8])
             weights = [None if W is None else (array(W), optional_array(b)) for W, b in pairs]
         w_v = None if parameters.w_v is None else array(parameters.w_v)[0].copy()  # for weights that are read later
-        turn = None if self.turn is None else self.turn(cache._steps, self.n_steps, inputs[0].dtype)
+        turn = self.module._turn(cache._steps, self.n_steps, inputs[0].dtype)
         arrays = [array(x) for x in inputs]
-        out, kept = rolling.attend(cache, arrays, weights, w_v, self.num_heads, turn, self.counts)
+        layer, masks = rolling.Layer(weights, w_v, self.num_heads, turn), tuple(map(optional_array, self.masks))
+        out, kept = rolling.attend(cache, arrays, layer, self.counts, masks)
         cache._keep(held, after)
         return torch.from_numpy(out), OfSteps(kept)
 
@@ -250,7 +272,9 @@ class Steps(NamedTuple):
         seen, n_rows = cache._visible_keys(after, self.n_steps), cache._rows(after)
         cache._keep(held, after)
         if there is not None:
-            return Seen(k, v, None, visible, steps, caches.most(after))
+            keep_mask, bias = self._masks_of(steps)
+            keep_mask = visible if keep_mask is None else visible & keep_mask
+            return Seen(k, v, None, (keep_mask, bias), steps, caches.most(after))
         rooms: Any = cache._keys, cache._values
         if isinstance(rooms[0], np.ndarray):  # copies: a cache that is cleared writes there again
             counted = (np.arange(n_rows) < cache._full(after)[:, None])[..., None]  # the other rows were never written
@@ -259,7 +283,24 @@ class Steps(NamedTuple):
             ]
         k, v = (x[:, :n_rows] for x in rooms)
         of_rows = span.steps_of_rows(after)[:, :n_rows] if span.rolls else None
-        return Seen(k, v, None if seen is None else torch.from_numpy(seen), None, of_rows, caches.most(after))
+        lens, masks = None if seen is None else torch.from_numpy(seen), self._masks_of(of_rows)
+        return Seen(k, v, lens, masks, of_rows, caches.most(after))
+
+
+def _row(mask: Tensor, i: int) -> Tensor:
+    """Row i of a mask of several queries, as a mask of one."""
+    return mask if mask.shape[-2] == 1 else mask[..., i : i + 1, :]
+
+
+def masks_of_steps(mask: Tensor, steps: Any) -> Tensor:
+    """A mask (B or 1, H or 1, n, steps) with the columns of these steps, (1 or B, K), in their order."""
+    if mask.shape[-1] == 1:
+        return mask
+    index = torch.from_numpy(np.maximum(steps, 0)).to(mask.device, non_blocking=True)[:, None, None]
+    mask = mask if mask.dim() == 4 else mask[None, None]
+    batch = max(mask.shape[0], index.shape[0])
+    shape = (batch, *mask.shape[1:3])
+    return mask.expand(*shape, mask.shape[3]).gather(3, index.expand(*shape, index.shape[3]))
 
 
 def check_cache(module: Any, cache: Any, training: Optional[bool]) -> None:

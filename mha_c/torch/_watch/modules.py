@@ -76,7 +76,7 @@ def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operand
 
 def _heads(module: Any) -> Optional[int]:
     heads = getattr(module, "num_heads", None)
-    many = isinstance(module, AttendsHeads) or "attention" in module._modules
+    many = isinstance(module, AttendsHeads) or getattr(module, "_by_head", False) or "attention" in module._modules
     return heads if isinstance(heads, int) and many else None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..._layer.kept_weights import Kept, Placed, saved_weights
 from .._call import formulas
 from .._call.autograd import HeadsSource
-from .._call.records import Attended, AttentionCall, AttentionTensors
+from .._call.records import Attended, AttentionCall, AttentionTensors, pair
 from .._call.scored import Computed, Scored
 from .._private import in_transform, of_all_examples, unflatten, written_down
 from .._tensors import PLAIN, elsewhere, exporting, is_compiling, optional_tensor, recorded_or_transformed
@@ -145,7 +145,7 @@ class Last:
             kept = Computed(Recipe(kept, self.dtype).tensor())
         if isinstance(kept, Computed):
             kept = (of_all_examples(kept.numbers).detach(),)
-        self._copied = tuple(optional_tensor(x) if isinstance(x, np.ndarray) else x for x in kept), self.dtype
+        self._copied = tuple(map(_as_tensors, kept)), self.dtype
         return self._copied
 
 
@@ -178,6 +178,20 @@ class Assigned(Last):
         return tuple(x.detach() if isinstance(x, Tensor) else x for x in self.kept)
 
 
+def _as_tensors(x: Any) -> Any:
+    """A part of what the core has kept, its arrays as tensors; options are a tuple inside."""
+    if type(x) is tuple:
+        return tuple(map(_as_tensors, x))
+    return optional_tensor(x) if isinstance(x, np.ndarray) else x
+
+
+def _as_arrays(x: Any) -> Any:
+    """The reverse."""
+    if type(x) is tuple:
+        return tuple(map(_as_arrays, x))
+    return x.numpy() if isinstance(x, Tensor) else x
+
+
 def restored(state: Any) -> Optional[Last]:
     """The reverse of `detached`: what the core keeps becomes arrays again."""
     if state is None or len(state) == 1:
@@ -189,7 +203,7 @@ def restored(state: Any) -> Optional[Last]:
         return Last(Computed(*kept), dtype)
     kept = Kept(*kept)
     if not any(elsewhere(x) for x in kept):
-        return Last(Kept(*[x.numpy() if isinstance(x, Tensor) else x for x in kept]), dtype)
+        return Last(Kept(*map(_as_arrays, kept)), dtype)
     if kept.weights is not None:
         return Last(Computed(kept.weights), dtype)
     return Last(_scored(kept), dtype)  # loaded on another device
@@ -197,10 +211,9 @@ def restored(state: Any) -> Optional[Last]:
 
 def _scored(kept: Kept) -> Scored:
     """What the core has kept, as tensors on any device."""
-    q, k, w_v, lens = (torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in (*kept[2:5], kept.lengths))
-    heads = kept.num_heads if isinstance(kept.num_heads, tuple) else (kept.num_heads, kept.num_heads)
-    q, k = (formulas.split_heads(x, n) for x, n in zip((q, k), heads))
-    return Scored(q, k, w_v, lens, kept.empty_rows)
+    q, k, w_v, lens, options = map(_as_tensors, (*kept[2:5], kept.lengths, kept.options or ()))
+    q, k = (formulas.split_heads(x, n) for x, n in zip((q, k), pair(kept.num_heads)))
+    return Scored(q, k, w_v, lens, kept.empty_rows, *options[:3])
 
 
 def _check_numbers(kept: Any) -> None:
@@ -218,9 +231,8 @@ def last_of(call: AttentionCall, tensors: AttentionTensors, found: Attended, giv
         kept: Any = Computed(found.weights)
     else:
         q, k = (x.clone() if own else x for x, own in zip(tensors[:2], given))
-        lens = lens.clone() if isinstance(lens, Tensor) and any(given) else lens
-        mask, bias = tensors.keep_mask, None if tensors.bias is None else tensors.bias.detach()
-        kept = Scored(q, k, tensors.w_v, lens, call.empty_rows, call.causal, mask, bias)
+        lens = lens.clone() if isinstance(lens, Tensor) else lens  # the caller may change it
+        kept = Scored(q, k, tensors.w_v, lens, call.empty_rows, call.causal, tensors.keep_mask, tensors.bias)
     if in_transform():
         return Last(kept, found.out.dtype)  # with all that the transform knows of it
     source = None
