@@ -64,14 +64,13 @@ def all_sentences():
 
 
 class Reference:
-    """it and the last word, each looking at what stands before and at itself."""
+    """it and the last word, each looking at all words."""
 
     def __init__(self, rng, words):
         self.words, size = words, len(words)
         self.word, self.later = Weight(rng, size, FEATURES), Weight(rng, size, FEATURES)
         self.place, self.answer = Weight(rng, len(SENTENCE), FEATURES), Weight(rng, 2, FEATURES)
         self.mha = mha_c.MultiHeadAttention(num_hiddens=FEATURES, num_heads=1, dropout=0, rng=rng)
-        self.lens = np.arange(1, len(SENTENCE) + 1)
 
     def parameters(self):
         return [self.word, self.later, self.place, self.answer, *self.mha.parameters()]
@@ -84,8 +83,7 @@ class Reference:
         ahead = np.concatenate([ids[:, 2:], np.zeros_like(ids[:, :2])], axis=1)  # number 0 is no word
         keys = self.word.data[ids] + self.place.data
         queries = keys + self.later.data[ahead]
-        lens = np.tile(self.lens, (len(ids), 1))
-        self.found, self.ids = self.mha(queries, keys, keys, lens, training=training), (ids, ahead)
+        self.found, self.ids = self.mha(queries, keys, keys, training=training), (ids, ahead)
         return self.found @ self.answer.data.T
 
     def backward(self, grad):

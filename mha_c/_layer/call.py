@@ -85,7 +85,7 @@ class AttentionLayer(Planned, Viewable):
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
         causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
-        """Compute the layer; `help` of its class lists queries, keys, values, valid_lens, causal, training and cache."""
+        """Compute the layer; the help of its class lists queries, keys, values, valid_lens, causal, training, cache."""
         # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
         plan = self._plan
         if (

@@ -48,8 +48,17 @@ NUMBERS, ARRAYS = tuple(range(7, 14)), (0, 1, 2, 3, 5, 6, 4)
 LAYER_ORDER = (6, 7, 8, 9, 0, 1, 2, 5, 3, 4)
 ORDER = {
     "attention_forward": (14, 15, 16, *NUMBERS[:4], 18, *NUMBERS[4:], 17, *ARRAYS),
-    "attention_backward": (17, *(3 + i for i in NUMBERS[:4]), 19, *(3 + i for i in NUMBERS[4:]), 18,
-                           *(3 + i for i in ARRAYS), 2, 0, 1),
+    "attention_backward": (
+        17,
+        *(3 + i for i in NUMBERS[:4]),
+        19,
+        *(3 + i for i in NUMBERS[4:]),
+        18,
+        *(3 + i for i in ARRAYS),
+        2,
+        0,
+        1,
+    ),
     "attention_weights": (6, 0, 1, 2, 3, 4, 5),
     "explain_attention": (14, 15, *NUMBERS[:4], 16, *NUMBERS[4:], *ARRAYS),
     "layer_forward": (10, *LAYER_ORDER),

@@ -39,7 +39,7 @@ def read(sentences):
     ahead = np.concatenate([ids[:, 2:], np.zeros_like(ids[:, :2])], axis=1)
     keys = parts["word"][ids] + parts["place"]
     mha = layer(parts, 1)
-    out = mha(keys + parts["later"][ahead], keys, keys, np.tile(np.arange(1, 12), (len(ids), 1)))
+    out = mha(keys + parts["later"][ahead], keys, keys)
     return (out @ parts["answer"].T)[:, [IT, LAST]].argmax(-1) == 1, mha.attention_weights[:, 0]
 
 

@@ -2,6 +2,9 @@
 
 const COST_SIZES = [64, 128, 256, 512, 1024, 2048, 4096];
 
+// Two digits, which is all that a measurement in a browser tells.
+const rough = (x) => String(Number(x.toPrecision(2)));
+
 const COST = {
   id: "cost", title: "What it costs", nav: "Cost",
   says: ["n words make n² scores: twice as many words cost four times the time, and four times the memory where all scores are kept.",
@@ -88,7 +91,7 @@ const COST = {
     if (!last) return lines.concat([["", n.s.running ? T("Measuring …") : T("Nothing is measured yet.")]]);
     const { tiled, naive } = last;
     lines.push([T("Time"), "n = " + last.n + ", " + T("{d} features", { d: last.depth }) + ": " + T("naive") + " "
-      + exact(naive.milliseconds) + " ms / " + T("tiled") + " " + exact(tiled.milliseconds) + " ms = " + exact(naive.milliseconds / tiled.milliseconds)]);
+      + rough(naive.milliseconds) + " ms / " + T("tiled") + " " + rough(tiled.milliseconds) + " ms = " + rough(naive.milliseconds / tiled.milliseconds)]);
     lines.push([T("Memory"), T("naive") + " " + exact(naive.mebibytes) + " MiB, " + T("tiled") + " " + exact(tiled.mebibytes)
       + " MiB;  " + T("the outputs differ by at most {apart}", { apart: last.apart.toExponential(1) })]);
     return lines;

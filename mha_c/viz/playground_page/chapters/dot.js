@@ -3,7 +3,7 @@
 
 const DOT = {
   id: "dot", title: "The dot product", nav: "Dot product", signed: true,
-  says: ["Each word asks with its query q. It and the words before it answer: the larger q · k with a word's key k, the larger the weight of that word's value v.",
+  says: ["Each word asks with its query q. All words answer: the larger q · k with a word's key k, the larger the weight of that word's value v.",
     "The vectors are learned, and a query also holds the word two places on, so that “it” knows the last word: change it, and “it” looks at the other noun."],
   seen: "Queries and keys are learned, so that their product says what fits: one other word, and “it” looks elsewhere.",
   fields: { query: wholeOf(IT, 0, 10), last: one(...LAST_WORDS), root: one("yes", "no"), key: wholeOf(-1, -1, 10) },
@@ -19,13 +19,13 @@ const DOT = {
     const { words, q, k, v } = referenceProjected(core, model, s.last);
     const { W_o, answer } = model.weights;
     const d = q[0].length;
-    const call = checkedCall({ q, k, v, causal: "top_left", scale: s.root === "yes" ? null : 1 });
+    const call = checkedCall({ q, k, v, scale: s.root === "yes" ? null : 1 });
     const found = core.attention(call);
     const weights = rowsOf(found.weights, words.length, words.length);
     const scores = rowsOf(core.scores(call), words.length, words.length);
     const raw = rowsOf(core.scores({ ...call, scale: 1 }), words.length, words.length);
     const i = s.query;
-    const j = s.key >= 0 && s.key <= i ? s.key : weights[i].indexOf(Math.max(...weights[i]));
+    const j = s.key >= 0 ? s.key : weights[i].indexOf(Math.max(...weights[i]));
     const output = rowsOf(found.out, words.length, d);
     // What the model makes of it: a softmax over two answers is attention with two keys.
     const said = checkedCall({ q: projected(core, [output[i]], W_o), k: answer, v: [[1], [1]], scale: 1 });
@@ -44,31 +44,31 @@ const DOT = {
     const narrow = small ? 2 : clamp((width - count * across - 38 * type) / 66, 1, 9); // a feature's width
     const number = small ? 36 : 3.9 * type;
     const rows = names(words, count);
-    const seen = (rows_, hidden) => rows_.map((x, at) => [at > i && hidden ? null : x]);
+    const column = (numbers) => numbers.map((x) => [x]);
     const grid = (name, data, w, more) => placed(pen, name, data, { w, h, margins: { top: 0 }, look: { row: j }, pick: (at) =>
-      (at.i <= i ? { key: at.i } : null), ...more });
+      ({ key: at.i }), ...more });
     const strip = (name, row) => placed(pen, name, [row], { w: narrow, h, margins: { top: 0 } });
     const lanes = el("div", { class: "mhac-lanes-of" }, standing(strip("q", n.q[i]), 1, 1),
-      standing(grid("K", n.k, narrow, { rows, masked: (a) => a > i }), 1, 2),
-      standing(grid(small ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", seen(n.scores[i], true), number,
+      standing(grid("K", n.k, narrow, { rows }), 1, 2),
+      standing(grid(small ? "s" : n.s.root === "yes" ? "s = q · k / √d" : "s = q · k", column(n.scores[i]), number,
         { kind: "plain", numbers: true }), 2, 2),
-      standing(grid(small ? "exp" : "exp(s − m)", seen(n.exps, true), number, { kind: "plain", numbers: true }), 3, 2),
-      standing(grid("α", seen(n.weights[i], true), number, { kind: "weight", numbers: true, top: 1 }), 4, 2),
-      standing(grid("V", n.v, narrow, { masked: (a) => a > i }), 5, 2), standing(strip(small ? "o" : "o = Σ α v", n.output[i]), 5, 3));
+      standing(grid(small ? "exp" : "exp(s − m)", column(n.exps), number, { kind: "plain", numbers: true }), 3, 2),
+      standing(grid("α", column(n.weights[i]), number, { kind: "weight", numbers: true, top: 1 }), 4, 2),
+      standing(grid("V", n.v, narrow, {}), 5, 2), standing(strip(small ? "o" : "o = Σ α v", n.output[i]), 5, 3));
     if (n.answered) {
       const [il, elle] = n.answers;
       lanes.append(standing(el("p", { class: "mhac-note", text: T("French for it: il (le chat, the cat) {il}, elle (la soupe, the soup) {elle}",
         { il: percent(il), elle: percent(elle) }) }), "1 / 5", 3));
     }
     if (small) return stack(sentence, lanes);
-    const matrix = placed(pen, "A", n.weights, { w: across, h, rows, columns: rows, shape: queriesByKeys(count, count), kind: "weight", top: 1, masked: (a, b) => b > a,
-      look: { row: i }, pick: (at) => ({ query: at.i, key: at.j <= at.i ? at.j : -1 }) });
+    const matrix = placed(pen, "A", n.weights, { w: across, h, rows, columns: rows, shape: queriesByKeys(count, count), kind: "weight", top: 1,
+      look: { row: i }, pick: (at) => ({ query: at.i, key: at.j }) });
     return stack(sentence, rowOf(matrix, lanes));
   },
 
   formula(n) {
     const { words, i, j, d } = n;
-    const seen = range(0, i);
+    const seen = range(0, words.length - 1);
     const pair = { pair: words[i] + " → " + words[j] };
     const mixed = seen.map((m) => [n.weights[i][m], words[m]]).sort((a, b) => b[0] - a[0]).map(([w, word]) => exact(w)
       + " · v(" + word + ")");
@@ -82,9 +82,8 @@ const DOT = {
     { right: percent(models.reference.right), seeds: models.reference.seeds }),
   said: (n) => T("{query} looks at {key}: {weight}", { query: n.words[n.i], key: n.words[n.j],
     weight: exact(n.weights[n.i][n.j]) }),
-  table: (n) => [table(T("weights"), n.weights, n.words, n.words, 4), table(T("scores"),
-    n.scores.map((row, i) => row.map((x, j) => (j > i ? -Infinity : x))), n.words, n.words, 4)],
-  python: (n, core) => pythonOfState(core, { from: "drawn", causal: "top_left", scale: n.s.root === "yes" ? "" : "1",
+  table: (n) => [table(T("weights"), n.weights, n.words, n.words, 4), table(T("scores"), n.scores, n.words, n.words, 4)],
+  python: (n, core) => pythonOfState(core, { from: "drawn", scale: n.s.root === "yes" ? "" : "1",
     q: writeRows(n.q), k: writeRows(n.k), v: writeRows(n.v) }),
 };
 

@@ -62,7 +62,7 @@ const ROOT = {
   says: ["Let q and k have d independent numbers of mean 0 and variance 1: then q · k has the variance d. The more features, the further scores spread, until softmax sees one key alone and its gradient gets small.",
     "Divided by √d, scores have the variance 1 at any d. 256 random queries, 16 random keys."],
   seen: "Divided by √d, scores spread alike at any d, and softmax keeps a gradient to learn from.",
-  fields: { d: wholeOf(64, 1, 512), factor: realOf(1, 0.01, 16), draw: wholeOf(1, 0, 4294967295) },
+  fields: { d: wholeOf(512, 1, 512), factor: realOf(1, 0.01, 16), draw: wholeOf(1, 0, 4294967295) },
   across: "d", along: "factor",
   controls: () => [
     { kind: "slider", name: "d", label: "features d", stops: ROOT_DEPTHS },
