@@ -6,7 +6,8 @@
 What was measured on a processor stays in measured/<processor>.json and docs/benchmark-<processor>.svg until it is
 measured again; "encoder" in it is what `mha_c.d2l.compare` printed for the encoder of d2l 1.0's translation, written by
 hand.  The tables, which replace what stands between the two `measured` comments of the page, have a column a processor,
-headed by the date and commit of its figures: one processor's do not stand for another's, nor old ones for new.
+headed by the date and commit of its figures: one processor's do not stand for another's, nor those of one commit for
+another's.
 """
 
 import datetime
@@ -24,6 +25,7 @@ MEASURED = ROOT / "benchmarks" / "measured"
 PROCESSORS = {  # what the system calls it begins so
     "AMD Zen 5": "AMD EPYC (family 26",
     "AMD Zen 4": "AMD EPYC (family 25, model 17",
+    "AMD Zen 3": "AMD EPYC (family 25, model 1)",
     "Intel Xeon": "Intel",
     "ARM": "",
 }
@@ -48,7 +50,6 @@ IN_README = {  # (kind, case), and what it is to somebody who knows the book
 }
 INKED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
 UNDATED = {"Date": None}  # the same bytes for the same figures
-OLD = 150  # commits: figures older than that are called so
 
 
 def words(result):
@@ -101,10 +102,8 @@ def git(*words):
 
 
 def heading(name, facts):
-    """Of a column: the processor, when and at which commit it was measured, and whether that is long ago."""
-    since = git("rev-list", "--count", f"{facts['commit']}..HEAD")
-    old = " (old)" if since.isdigit() and int(since) > OLD else ""
-    return f"{name}, {facts['date']}, {facts['commit']}{old}"
+    """Of a column: the processor, when and at which commit it was measured."""
+    return f"{name}, {facts['date']}, {facts['commit']}"
 
 
 def table(known, kind, cases):
