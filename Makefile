@@ -212,7 +212,7 @@ valgrind:
 # Threads, pool and forks under ThreadSanitizer, which sees two threads at one number without an order
 # between them: as Linux parks threads, by futexes, and as macOS does.  Then the suite's tests of threads, on a sanitized
 # extension; what NumPy and Python do themselves it does not see.
-THREADED := pool threads threads_process slices failures
+THREADED := pool threads threads_process team slices failures
 TSAN := -O1 -g -fsanitize=thread
 tsan: $(STAMPS)/native-tools $(STAMPS)/build-tools
 	$(call c-tests,tsan-futex,$(TSAN),env,$(THREADED))

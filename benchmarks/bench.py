@@ -28,7 +28,7 @@ ROUNDS = 15  # turns of each contender, at least; fewer only where a single call
 
 
 class Libraries:
-    """Ours and theirs, all with the same number of threads."""
+    """Ours and theirs, all with the same number of threads; None: each as a reader has them, who sets nothing."""
 
     def __init__(self, threads):
         import torch
@@ -37,8 +37,9 @@ class Libraries:
         import mha_c.functional
         import real_d2l
 
-        torch.set_num_threads(threads)
-        mha_c.set_num_threads(threads)
+        if threads is not None:
+            torch.set_num_threads(threads)
+            mha_c.set_num_threads(threads)
         self.torch, self.mha_c = torch, mha_c
         self.d2l = {name: real_d2l.load(name.split()[1]) for name in D2L}
 

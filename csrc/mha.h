@@ -68,8 +68,36 @@ mha_isa mha_isa_own(mha_isa isa);
 void mha_threads_set(unsigned n_threads);
 unsigned mha_threads_get(void);
 
-/* A further limit, for calls of this thread only; 0 ends it.  mha_threads_get then returns the lower limit there. */
+/* The same by nobody's choice: where a thread has a number of its own, that one counts, even if it is higher. */
+void mha_threads_suggest(unsigned n_threads);
+
+/* A number for calls of this thread only; 0 ends it.  Of this one and one that was set, the lower counts there. */
 void mha_threads_limit_own(unsigned n_threads);
+
+/*
+ * A team of threads that the process has already, such as an OpenMP runtime's.  Such threads spin for a while after
+ * work of their own: others beside them would wait for a CPU.
+ */
+typedef struct {
+    /*
+     * How many threads a region that the calling thread began now would have.  0: it must not begin one; 1: others have
+     * their hands full, as it is inside a region, and it should do its work alone.
+     */
+    unsigned (*n_threads)(void);
+    /*
+     * Runs body(data) once on the calling thread and once on each other one, at the same time, and returns when all
+     * have left it.  Where body returns 1, on the calling thread alone, the others are lost: this is the child of a
+     * fork, and `run` must return without them.
+     */
+    void (*run)(int (*body)(void *data), void *data);
+} mha_team;
+
+/*
+ * From now on calls run on the team, wherever it has as many threads as they want; NULL: on the core's own.  The child
+ * of a fork has its own again.  Returns 1 if so; 0 if forks cannot be noticed, and nothing changes.
+ */
+int mha_threads_use_team(const mha_team *team);
+int mha_threads_has_team(void);
 
 /*
  * Lets calls of this thread be interrupted: from now on, each of them asks `check` about every 50 ms, between pieces of

@@ -166,7 +166,15 @@ def set_isa(name: str, /) -> None:
     """For start-up and tests.  ValueError lists what there is."""
 
 def get_num_threads() -> int: ...
-def set_num_threads(n: int, /) -> None: ...
+def set_num_threads(n: int, by_default: bool = False, /) -> None:
+    """by_default: nobody has chosen it, so that calls with tensors use as many as torch says, even if it says more."""
+
+def use_torch_threads(most: int, /) -> Optional[str]:
+    """From now on calls run on torch's own threads, wherever it has as many as they want, and at most `most`; the file
+    of torch's OpenMP runtime, or None where it is not found and nothing changes.  0: on threads of our own again."""
+
+def has_team() -> bool:
+    """Whether calls run on torch's threads; no longer in the child of a fork."""
 
 # --- Training -----------------------------------------------------------------------------
 

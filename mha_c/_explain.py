@@ -25,7 +25,7 @@ from ._layer.call import AttentionLayer
 from ._layer.plan import BOOK_NAMES, Plan
 from ._layer.rotating import RotatesHeads
 from ._recognize import THREE_LINES
-from .config import SECONDS, in_words
+from .config import SECONDS, in_words, threads_of
 
 if TYPE_CHECKING:
     from ._types import Array
@@ -318,7 +318,8 @@ def _explanation(name: str, facts: Facts, output: str = "", way: Sequence[tuple[
     if output in facts["projections"]:
         lines += _projections({output: facts["projections"][output]}, not sliced)
     lines.append(("memory", _bytes_in_words(facts)))
-    return Explanation(f"{name}, {facts['dtype']}: {_counted(facts)}", {"call": name, **facts}, _summary(facts), lines)
+    facts = {"call": name, **facts, "threads_of": threads_of()[0]}
+    return Explanation(f"{name}, {facts['dtype']}: {_counted(facts)}", facts, _summary(facts), lines)
 
 
 def _summary(facts: Facts) -> str:
@@ -326,7 +327,7 @@ def _summary(facts: Facts) -> str:
     attention = facts["attention"]
     shares = [attention["share"], *(projection["share"] for projection in facts["projections"].values())]
     n_threads = max(share["n_threads"] for share in shares)
-    threads = "one thread" if n_threads == 1 else f"{n_threads} threads"
+    threads = "one thread" if n_threads == 1 else f"{n_threads} threads{_whose()}"
     kept = f", {in_words(facts['kept_bytes'])} kept" if "kept" in facts else ""
     by = f"{facts.get('why', 'the compiled core')} ({attention['kernels']['isa']})"
     return f"{by}, {threads}; {in_words(facts['scratch_bytes'])} during the call{kept}; .detail says why"
@@ -414,13 +415,18 @@ def _threads(share: Facts) -> str:
         return f"one: there is {'one task, so ' if tasks else ''}nothing to share"
     if reason == "little work":
         return f"one: {work} of work, less than the {least} that waking another one is worth"
-    if reason == "work":
-        return f"{n} of {most}: {work} of work, and each should get {each} of it"
-    if reason == "tasks":
-        return f"{n} of {most}: there are {_count(tasks, 'task')}, with {work} of work"
-    if most == 1:
+    if reason == "all" and most == 1:
         return f"one: set_num_threads allows no more ({work} of work in {_count(tasks, 'task')})"
-    return f"{n}, all that set_num_threads allows: {work} of work in {_count(tasks, 'task')}"
+    whose = _whose()
+    if reason == "work":
+        return f"{n} of {most}{whose}: {work} of work, and each should get {each} of it"
+    if reason == "tasks":
+        return f"{n} of {most}{whose}: there are {_count(tasks, 'task')}, with {work} of work"
+    return f"{n}{whose}, all that set_num_threads allows: {work} of work in {_count(tasks, 'task')}"
+
+
+def _whose() -> str:
+    return " of torch" if threads_of()[0] == "torch" else ""
 
 
 def _bytes_in_words(facts: Facts) -> str:

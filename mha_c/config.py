@@ -1,7 +1,10 @@
 """What this installation computes with: instruction set and threads, chosen once at import; show_config.
 
 MHA_C_ISA            scalar, neon, wasm, avx2 or avx512; default: the best of this CPU; RuntimeError if missing here
-MHA_C_NUM_THREADS    threads that one call may use; default: OMP_NUM_THREADS, or else the CPUs this process may use
+MHA_C_NUM_THREADS    threads that one call may use; default: OMP_NUM_THREADS, or else the cores this process may use,
+                     and for calls with torch's tensors as many as torch.get_num_threads() says
+MHA_C_THREADS_OF     own: calls run on threads of our own; host: on torch's, once mha_c.torch is imported; default: on
+                     torch's where it is safe
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ __dir__ = __all__.copy  # what dir() and completion show
 
 # The number of threads, and who chose it.  A temporary limit that has ended again leaves no trace here.
 _threads_chosen = 0, ""
+_by_default = "the cores this process may use"  # the reason that nobody has chosen
+_own_threads_reason = "mha_c.torch is not imported"  # while calls run on threads of our own
+_torchs_runtime = ""  # the file of the OpenMP runtime on whose threads they run
 _isa_reason = "the widest; MHA_C_ISA changes it"
 
 
@@ -91,7 +97,7 @@ class NumThreads:
     def __exit__(self, *error: object) -> None:
         global _threads_chosen
         n, _threads_chosen = self._before
-        _core.set_num_threads(n)
+        limit_threads(n)
 
     def __repr__(self) -> str:
         return f"set_num_threads({self._n})"
@@ -117,8 +123,10 @@ def show_config() -> dict[str, Any]:
     dict
         Keys: version, processor, isa (the active instruction set), isas (those in the core that this CPU has), kernels
         (for each type: numbers in a vector, rows and columns of a register tile), threads, threads_from, share_from
-        (seconds of work below which a call stays on one thread), numpy.  If torch is already imported, also torch, and
-        torch_device: the kind of accelerator that torch has here, or None.
+        (seconds of work below which a call stays on one thread), threads_of ("torch": calls run on the threads that
+        torch has, as many as torch.get_num_threads() says; "own": on threads of mha_c's own), threads_of_from (which
+        runtime's, or why), numpy.  If torch is already imported, also torch, and torch_device: the kind of accelerator
+        that torch has here, or None.
 
     See Also
     --------
@@ -149,6 +157,7 @@ def show_config() -> dict[str, Any]:
         "threads": chosen[0],
         "threads_from": chosen[1] if chosen == _threads_chosen else "limited by threadpoolctl",
         "share_from": share["least_seconds"],
+        **dict(zip(("threads_of", "threads_of_from"), threads_of())),
         "numpy": np.__version__,
     }
     torch = sys.modules.get("torch")
@@ -164,7 +173,7 @@ def show_config() -> dict[str, Any]:
     )
     print(f"kernels {shapes}")
     least = f"calls of less than {config['share_from'] * 1e6:.0f} us use one"
-    print(f"threads {config['threads']} ({config['threads_from']}; {least})")
+    print(f"threads {config['threads']} ({config['threads_from']}; {least}; {config['threads_of_from']})")
     print(f"processor {config['processor']}")
     print(f"numpy {config['numpy']}   python {sys.version.split()[0]} on {sys.platform}")
     if torch is not None:
@@ -205,8 +214,13 @@ def _select_isa() -> None:
 
 def _choose_threads(n: int, reason: str) -> None:
     global _threads_chosen
-    _core.set_num_threads(n)
+    _core.set_num_threads(n, reason == _by_default)
     _threads_chosen = _core.get_num_threads(), reason
+
+
+def limit_threads(n: int) -> None:
+    """Let calls use `n` threads, for a while: the number that was chosen is still the one that was."""
+    _core.set_num_threads(n, (n, _by_default) == _threads_chosen)
 
 
 def _select_threads() -> None:
@@ -219,8 +233,59 @@ def _select_threads() -> None:
                 return _choose_threads(int(number), variable)
         except ValueError:  # not a number, or too small or too large for the core
             _ignored(variable, text, "a whole number >= 1")
-    cpus = _cpus()
-    _choose_threads(min(cpus, _cpu_quota() or cpus), "the CPUs this process may use")
+    cores, quota = _cores(), _cpu_quota()
+    if quota is not None and quota < cores:
+        return _choose_threads(quota, "the CPU quota of this process")
+    _choose_threads(cores, _by_default)
+
+
+# Where a kernel says that a process was forked and has executed no program since: Linux's PF_FORKNOEXEC.
+_FORKED = 0x40
+
+
+def _forked(stat: str = "/proc/self/stat") -> bool:
+    """Whether this process is a fork, so that threads that libraries had before are not in it; True where unknown."""
+    fields = _text(stat).rpartition(")")[2].split()
+    return len(fields) < 7 or not fields[6].isdigit() or bool(int(fields[6]) & _FORKED)
+
+
+def share_torch_threads() -> None:
+    """Run calls on torch's own threads, from now on, where that is safe; `import mha_c.torch` calls this once."""
+    global _torchs_runtime, _own_threads_reason
+    choice = os.environ.get("MHA_C_THREADS_OF", "").strip()
+    if choice not in ("", "own", "host"):
+        _ignored("MHA_C_THREADS_OF", choice, "own or host")
+    if choice == "own":
+        _own_threads_reason = "MHA_C_THREADS_OF"
+    elif sys.platform != "linux":
+        _own_threads_reason = "torch's are shared on Linux alone"
+    elif _forked():
+        _own_threads_reason = "this process was forked: torch's may be those of its parent"
+    else:
+        quota = _cpu_quota()  # a larger team would use it up, most of it by waiting
+        _torchs_runtime = _core.use_torch_threads(quota or 2**30) or ""
+        _own_threads_reason = "this process was forked" if _torchs_runtime else "torch has no OpenMP runtime here"
+    if choice == "host" and not _core.has_team():
+        warnings.warn(f"MHA_C_THREADS_OF='host' is ignored: {_own_threads_reason}", RuntimeWarning, stacklevel=4)
+
+
+def threads_of() -> tuple[str, str]:
+    """Whose threads calls run on, "torch" or "own", and in words which runtime's, or why."""
+    if _core.has_team():
+        return "torch", f"torch's own, of {os.path.basename(_torchs_runtime)}"
+    return "own", f"mha_c's own: {_own_threads_reason}"
+
+
+def _cores(root: str = "/sys/devices/system/cpu") -> int:
+    """How many cores this process may use: CPUs of one core count once, where the system tells which they are.
+
+    Two threads on one core share its arithmetic, of which one thread of ours leaves nothing over.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return _cpus()
+    # What is not told, as in some sandboxes, is a core of its own.
+    told = ((cpu, _text(f"{root}/cpu{cpu}/topology/thread_siblings_list").strip()) for cpu in os.sched_getaffinity(0))
+    return len({siblings or cpu for cpu, siblings in told})
 
 
 def _cpus() -> int:

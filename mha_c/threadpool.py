@@ -52,7 +52,7 @@ def register() -> None:
             return _core.get_num_threads()
 
         def set_num_threads(self, num_threads: int) -> None:
-            _core.set_num_threads(num_threads)
+            config.limit_threads(num_threads)
 
         def get_version(self) -> str:
             return config.version()

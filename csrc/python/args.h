@@ -88,6 +88,7 @@ PyObject *mha_py_own(mha_py_call *call, void *object);
  * more threads than torch may: a limit for this call alone.
  */
 void mha_py_limit_threads(const mha_py_call *call);
+void mha_py_here_are_tensors(void); /* torch/team.c: whoever calls with tensors shares torch's threads */
 void mha_py_detach(mha_py_call *call, double work);
 void mha_py_attach(mha_py_call *call, mha_status status);
 
@@ -354,7 +355,9 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(isa, 0, 0) \
     X(set_isa, 1, 1) \
     X(get_num_threads, 0, 0) \
-    X(set_num_threads, 1, 1)
+    X(set_num_threads, 1, 2) \
+    X(has_team, 0, 0) \
+    X(use_torch_threads, 1, 1)
 
 #define MHA_PY_DECLARE(name, least, most) mha_py_function py_##name;
 MHA_PY_FUNCTIONS(MHA_PY_DECLARE)

@@ -153,6 +153,9 @@ mha_py_limit_threads(const mha_py_call *call)
     const unsigned long allowed = n == NULL ? 0 : PyLong_AsUnsignedLong(n);
 
     mha_threads_limit_own(PyErr_Occurred() || allowed > INT_MAX ? 0 : (unsigned)allowed);
+    if (call->has_tensors) {
+        mha_py_here_are_tensors();
+    }
     PyErr_Clear(); /* no answer is no limit */
     Py_XDECREF(n);
 }

@@ -66,7 +66,17 @@ py_set_num_threads(mha_py_call *call, PyObject *const *values)
     if (n == NULL) {
         return NULL;
     }
-    mha_threads_set((unsigned)PyLong_AsUnsignedLong(n));
+    if (mha_py_flag(call, values[1])) {
+        mha_threads_suggest((unsigned)PyLong_AsUnsignedLong(n));
+    } else {
+        mha_threads_set((unsigned)PyLong_AsUnsignedLong(n));
+    }
     Py_DECREF(n);
     Py_RETURN_NONE;
+}
+
+PyObject *
+py_has_team(mha_py_call *Py_UNUSED(call), PyObject *const *Py_UNUSED(values))
+{
+    return PyBool_FromLong(mha_threads_has_team());
 }

@@ -6,6 +6,9 @@
  * The caller claims tasks as well, then closes the gate and waits for those who have joined.
  * Nobody ever waits for a worker that has not joined: one that the OS has not scheduled yet, that
  * could not be started, or that did not survive a fork costs its help and nothing else.
+ *
+ * If the process has a team of threads already (mha_threads_use_team), the same job is done inside a region of that
+ * team: its threads join through the gate, too, and leave again if they find it closed.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #if defined(__linux__)
@@ -22,27 +25,41 @@
 
 #define MOST_THREADS (MHA_HAVE_THREADS ? 1024u : 1u)
 
+#define SUGGESTED (1u << 31) /* a bit of thread_limit: nobody has set it */
+
 static atomic_uint thread_limit = 1;
 static _Thread_local unsigned own_limit; /* for calls of this thread alone; 0: no such limit */
+
+static unsigned
+within_most(unsigned n_threads)
+{
+    return n_threads < 1 ? 1 : n_threads < MOST_THREADS ? n_threads : MOST_THREADS;
+}
 
 void
 mha_threads_set(unsigned n_threads)
 {
-    atomic_store(&thread_limit, n_threads < 1 ? 1 : n_threads < MOST_THREADS ? n_threads : MOST_THREADS);
+    atomic_store(&thread_limit, within_most(n_threads));
+}
+
+void
+mha_threads_suggest(unsigned n_threads)
+{
+    atomic_store(&thread_limit, within_most(n_threads) | SUGGESTED);
 }
 
 unsigned
 mha_threads_get(void)
 {
-    const unsigned limit = atomic_load_explicit(&thread_limit, memory_order_relaxed);
+    const unsigned stored = atomic_load_explicit(&thread_limit, memory_order_relaxed), limit = stored & ~SUGGESTED;
 
-    return own_limit != 0 && own_limit < limit ? own_limit : limit;
+    return own_limit != 0 && (own_limit < limit || stored != limit) ? own_limit : limit;
 }
 
 void
 mha_threads_limit_own(unsigned n_threads)
 {
-    own_limit = n_threads;
+    own_limit = n_threads == 0 ? 0 : within_most(n_threads);
 }
 
 #if MHA_HAVE_THREADS
@@ -85,7 +102,8 @@ static struct {
     _Alignas(64) mha_counter finished; /* joined workers that have left the job again */
     _Alignas(64) atomic_int busy;      /* some caller has the pool */
     unsigned n_started;                /* (owner) workers that exist */
-    int watches_forks;                 /* (owner) */
+    atomic_int watches_forks;
+    const mha_team *_Atomic team; /* whose threads do jobs; NULL: our own */
 } pool = {.bell = MHA_COUNTER_ZERO, .finished = MHA_COUNTER_ZERO};
 
 /* --- Worker threads ----------------------------------------------------------------- */
@@ -104,7 +122,10 @@ claim_tasks(unsigned worker)
     }
 }
 
-/* Takes part in the job whose gate is open, if any; returns whether it did. */
+/*
+ * Takes part in the job whose gate is open, if any; returns whether it did.  The thread then rounds, and treats
+ * subnormals, as the caller does, so that it makes no difference who runs a task.
+ */
 static int
 join_job(void)
 {
@@ -116,7 +137,6 @@ join_job(void)
         }
     } while (!atomic_compare_exchange_weak_explicit(&pool.gate, &gate, gate + 1, memory_order_acquire,
                                                     memory_order_relaxed));
-    /* Rounds, and treats subnormals, as the caller does, so that it makes no difference who runs a task. */
     fesetenv(&pool.fp_mode);
     mha_interrupt_follow(pool.interrupt);
     claim_tasks(GATE_JOINED(gate) + 1);
@@ -160,24 +180,30 @@ forget_pool(void)
 {
     mha_interrupt_lost_helpers(pool.interrupt);
     pool.interrupt = NULL;
+    atomic_store(&pool.team, NULL);
     atomic_store(&pool.gate, 0);
     pool.bell = pool.finished = (mha_counter)MHA_COUNTER_ZERO; /* whatever other threads were doing to them */
     pool.n_started = 0;
     atomic_store(&pool.busy, 0);
 }
 
+/* Whether the pool learns of forks.  If it does not, a child would count on workers that do not exist. */
+static int
+watch_forks(void)
+{
+    if (!atomic_load(&pool.watches_forks) && mha_at_fork(forget_pool)) { /* to be told twice does no harm */
+        atomic_store(&pool.watches_forks, 1);
+    }
+    return atomic_load(&pool.watches_forks);
+}
+
 /* Makes sure of `wanted` workers as far as the system lets us; returns how many of them there are. */
 static unsigned
 start_workers(unsigned wanted)
 {
-    const int saved_errno = errno;
-
-    /* If the pool cannot learn of forks, a child would count on workers that do not exist: then none is started. */
-    pool.watches_forks = pool.watches_forks || mha_at_fork(forget_pool);
-    if (pool.n_started < wanted && pool.watches_forks) {
+    if (watch_forks() && pool.n_started < wanted) {
         pool.n_started += mha_start_threads(wanted - pool.n_started, work_forever);
     }
-    errno = saved_errno;
     return pool.n_started < wanted ? pool.n_started : wanted;
 }
 
@@ -221,7 +247,63 @@ wait_for_helpers(void)
     }
 }
 
-/* Shares the tasks with n_useful - 1 workers, if they can be had; returns whether all are done. */
+/* --- The same job on a team ---------------------------------------------------------------- */
+
+/*
+ * What every thread of the team does in a region.  The caller waits here, where it is asked whether to go on, and not
+ * at the region's end.  Returns whether the region's other threads are lost, see mha_team.
+ */
+static int
+take_part(void *caller)
+{
+    fenv_t own_mode;
+
+    if (caller == &own_limit) { /* whose address differs from thread to thread */
+        claim_tasks(0);
+        wait_for_helpers();
+        return mha_interrupt_status() == MHA_ERR_FORKED;
+    }
+    const void *const own_flag = mha_interrupt_flag();
+    fegetenv(&own_mode);
+    if (join_job()) { /* the thread is not ours: it gets back what it had */
+        mha_interrupt_follow(own_flag);
+        fesetenv(&own_mode);
+    }
+    return 0;
+}
+
+int
+mha_threads_use_team(const mha_team *team)
+{
+    if (team != NULL && !watch_forks()) {
+        return 0;
+    }
+    atomic_store(&pool.team, team);
+    return 1;
+}
+
+int
+mha_threads_has_team(void)
+{
+    return atomic_load(&pool.team) != NULL;
+}
+
+/* --- Who does a job ------------------------------------------------------------------------ */
+
+/* Writes the job down; to be posted, or taken up by a team. */
+static void
+describe_job(size_t n_tasks, mha_task_fn run, void *context)
+{
+    pool.run = run;
+    pool.context = context;
+    pool.n_tasks = n_tasks;
+    pool.interrupt = mha_interrupt_flag();
+    fegetenv(&pool.fp_mode);
+    atomic_store_explicit(&pool.next_task, 0, memory_order_relaxed);
+    atomic_store_explicit(&pool.finished.count, 0, memory_order_relaxed);
+}
+
+/* Shares the tasks with n_useful - 1 threads, if they can be had; returns whether all are done. */
 static int
 share_out(size_t n_tasks, unsigned n_useful, mha_task_fn run, void *context)
 {
@@ -229,22 +311,40 @@ share_out(size_t n_tasks, unsigned n_useful, mha_task_fn run, void *context)
     if (atomic_exchange_explicit(&pool.busy, 1, memory_order_acquire) != 0) {
         return 0;
     }
-    const unsigned n_helpers = start_workers(n_useful - 1);
-    if (n_helpers > 0) {
-        pool.run = run;
-        pool.context = context;
-        pool.n_tasks = n_tasks;
-        pool.interrupt = mha_interrupt_flag();
-        fegetenv(&pool.fp_mode);
-        atomic_store_explicit(&pool.next_task, 0, memory_order_relaxed);
-        atomic_store_explicit(&pool.finished.count, 0, memory_order_relaxed);
+    const int saved_errno = errno;
+    const mha_team *const team = atomic_load(&pool.team);
+    const unsigned in_team = team != NULL ? team->n_threads() : 0;
+    unsigned n_helpers = 0;
+
+    if (in_team >= n_useful) {
+        n_helpers = n_useful - 1;
+        describe_job(n_tasks, run, context);
+        atomic_store_explicit(&pool.gate, GATE_OPEN(n_helpers), memory_order_release);
+        team->run(take_part, &own_limit);
+    } else if (in_team != 1 && (n_helpers = start_workers(n_useful - 1)) > 0) {
+        describe_job(n_tasks, run, context);
         post_job(n_helpers);
         claim_tasks(0);
         wait_for_helpers();
-        pool.interrupt = NULL;
     }
+    pool.interrupt = NULL;
     atomic_store_explicit(&pool.busy, 0, memory_order_release);
+    errno = saved_errno;
     return n_helpers > 0;
+}
+
+#else
+
+int
+mha_threads_use_team(const mha_team *team)
+{
+    return team == NULL;
+}
+
+int
+mha_threads_has_team(void)
+{
+    return 0;
 }
 
 #endif

@@ -17,6 +17,7 @@ from .. import _core
 from .._arguments.arrays import nested, to_lengths
 from .._arguments.core_refusals import bool_bias
 from .._arguments.scalars import tokens, words
+from ..config import share_torch_threads
 from ._private import (
     FakeTensor,
     autocast_type,
@@ -128,10 +129,11 @@ def lengths(valid_lens: Any) -> Any:
     return to_lengths(valid_lens)
 
 
-# From now on the core takes tensors, and computes calls with tensors on torch's threads.
+# From now on the core takes tensors, and computes calls with tensors on as many threads as torch does, and on the same.
 _core.serve_tensors(
     tensor_exchange, Tensor, torch.nn.Parameter, torch.empty(0, device="cpu").is_neg, torch.get_num_threads
 )
+share_torch_threads()
 
 
 def check_inputs(**named: Any) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .._layers_with_heads import in_eval_mode
 from .._recognize import THREE_LINES
-from ..config import processor, set_num_threads
+from ..config import processor, set_num_threads, threads_of
 from ._own.finding import LEFT
 from ._own.made import is_ours
 from .convert import convert
@@ -53,14 +53,15 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
         slow, threads = found["forward"]["us"], 1
         with _one_thread():
             found = _measured(theirs, ours, inputs, seconds)
-    result["threads"] = threads
+    result.update(threads=threads, threads_of=threads_of()[0])
     for name, times in found.items():
         result.update({f"{name}_{key}": value for key, value in times.items()})
     if show:
         if waiting:
             says = "This machine is busy, and {} threads wait for each other: forward took {}.  With one thread:"
             print(says.format(torch.get_num_threads(), _us(slow).strip()))
-        print(f"{type(module).__name__} on {result['processor']}, {threads} thread{'s' * (threads > 1)}:")
+        used = "1 thread" if threads == 1 else f"{threads} threads{' of torch' * (result['threads_of'] == 'torch')}"
+        print(f"{type(module).__name__} on {result['processor']}, {used}:")
         for name, words in (("forward", "forward"), ("training", "forward + backward")):
             low, high = result[f"{name}_range"]
             print(f"  {words:<20}{_us(result[f'{name}_us'])}, with mha_c {_us(result[f'{name}_ours_us'])}: ", end="")

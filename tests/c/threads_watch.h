@@ -37,7 +37,7 @@ __tsan_default_options(void)
 #define WITH_TSAN 0
 #endif
 
-static void
+static inline void
 sleep_ms(long ms)
 {
 #if defined(_WIN32)

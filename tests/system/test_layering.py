@@ -23,6 +23,11 @@ OWN = r'"\w+\.h"'
 C_RULES = [
     (r"mha\.h", [r"<(stddef|stdint)\.h>"]),
     (r"mha_explain\.h", [OWN]),
+    # torch's own threads: what is loaded, and that a region's end can be left out
+    (
+        r"python/torch/(bound|team)\.[ch]",
+        [r'"(team|python/args)\.h"', r"<(dlfcn|link|pthread|setjmp|stdatomic|stddef|stdint|string)\.h>"],
+    ),
     # torch's own shortcuts, which know the binding
     (r"python/torch/\w+\.c", [r'"python/(args|layer_call)\.h"', r"<(stdatomic|stdint)\.h>"]),
     # the binding: Python, NumPy, the C API, and headers of its own folder; nothing else of the core

@@ -1,0 +1,200 @@
+"""Calls run on torch's own threads; on ours where torch's could hang, end the process, or are not known.
+
+What could hang runs in a process of its own (tests/isolated/team.py), a thousand rounds of each by night.
+"""
+
+import os
+import re
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import children
+import mha_c
+import mha_c.torch
+import needs
+from mha_c import _core, config
+
+SCRIPT = Path(__file__).parents[1] / "isolated" / "team.py"
+pytestmark = pytest.mark.skipif(not _core.has_team(), reason=f"not on torch's threads: {config.threads_of()[1]}")
+
+
+def team(what, *more, rounds=5, **variables):
+    """By night a thousand rounds."""
+    rounds = 1000 if needs.NIGHTLY and rounds > 3 else rounds
+    done = children.unchosen(SCRIPT, what, rounds, *more, MHA_C_THREADS_OF=None, **variables)
+    assert done.stdout.strip().endswith("done"), done.stdout + done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "forks_before_use+forks+forks_while_others_call+forked_pool+loader",
+        "bits_of_any_team+callers+regions+torch_starts_and_stops",
+        "interrupts+handlers_that_fork",
+        "spawn",
+    ],
+)
+def test_with_something_else_going_on(what):
+    for some in what.split("+") if needs.NIGHTLY else [what]:  # each as long as a process may take
+        team(some)
+
+
+def test_exit_with_threads_inside_calls():
+    for _ in range(300 if needs.NIGHTLY else 1):
+        team("exits", rounds=3)
+
+
+def test_the_runtime_is_torchs_own():
+    kind, name, *loaded, _ = team("whose", rounds=3)
+    assert kind == "torch" and name in {os.path.basename(path) for path in loaded}
+    own = Path(torch.__file__).parent
+    mine = [path for path in loaded if own in Path(path).parents]
+    assert not mine or name == Path(mine[0]).name
+
+
+def system_runtime():
+    """gcc's OpenMP library, as a program that is linked with it would load it."""
+    path = subprocess.run(
+        [needs.program("cc"), "-print-file-name=libgomp.so.1"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not os.path.isabs(path):
+        needs.skip_or_fail("needs gcc's OpenMP library, libgomp.so.1")
+    return os.path.realpath(path)
+
+
+def test_another_runtime_beside_torchs(tmp_path):
+    """Under another name, so that the linker keeps both; torch's own is taken, whichever was loaded first."""
+    other = tmp_path / "libgomp-other.so.1"
+    other.write_bytes(Path(system_runtime()).read_bytes())
+    other = renamed(other)
+    kind, name, *loaded, _ = team("another_runtime", other)
+    assert kind == "torch" and name != other.name and str(other) in loaded and len(loaded) > 1, loaded
+
+
+def renamed(library):
+    """Its name inside, which the linker goes by, is another one, too: of the same length."""
+    bits = library.read_bytes()
+    assert b"\0libgomp.so.1\0" in bits
+    library.write_bytes(bits.replace(b"\0libgomp.so.1\0", b"\0libgopm.so.1\0"))
+    return library
+
+
+@pytest.mark.parametrize("way", ["LD_PRELOAD", "a folder of the environment"])
+def test_a_runtime_that_takes_the_place_of_torchs(way, tmp_path):
+    """As people preload one, and as conda has one for all libraries: torch is bound to that one, and so are we."""
+    own = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")) or sorted(
+        (Path(torch.__file__).parents[1] / "torch.libs").glob("libgomp*")
+    )
+    if not own:
+        pytest.skip("this torch has no OpenMP runtime of its own")
+    if way == "LD_PRELOAD":
+        other = Path(system_runtime())
+        variables = {"LD_PRELOAD": str(other)}
+    else:  # found by its name before the copy in torch's folder
+        other = tmp_path / own[0].name
+        other.write_bytes(Path(system_runtime()).read_bytes())
+        if own[0].name != "libgomp.so.1":
+            pytest.skip("torch's copy has a name of its own, which no environment has")
+        variables = {"LD_PRELOAD": str(other)}
+    kind, name, *loaded, _ = team("whose+forks", rounds=3, **variables)
+    assert kind == "torch" and name == other.name and str(other) in loaded
+
+
+def test_a_process_without_threads_to_spare_lives_on():
+    """libgomp ends a process where it cannot start a thread: here stacks are larger than what memory is left."""
+    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if hard != resource.RLIM_INFINITY:
+        pytest.skip("this system has a limit for stacks")
+    code = f"""
+    import os, resource, sys
+    resource.setrlimit(resource.RLIMIT_STACK, (2**34, {hard}))
+    os.execv(sys.executable, [sys.executable, {str(SCRIPT)!r}, "no_threads_left", "3"])
+    """
+    done = children.unchosen("-c", "\n".join(line.strip() for line in code.splitlines()), MHA_C_THREADS_OF=None)
+    assert done.stdout.strip() == "done", done.stdout + done.stderr
+
+
+WHOSE = "import mha_c.torch; from mha_c import config; print(*config.threads_of())"
+
+
+def test_whose_threads_can_be_chosen(capsys):
+    assert children.printed(WHOSE, MHA_C_THREADS_OF="own") == ("own mha_c's own: MHA_C_THREADS_OF", "")
+    for choice in ("host", "", None):
+        assert children.printed(WHOSE, MHA_C_THREADS_OF=choice)[0].startswith("torch torch's own, of lib")
+    said, warned = children.printed(WHOSE, MHA_C_THREADS_OF="yours")
+    assert said.startswith("torch") and "MHA_C_THREADS_OF='yours' is ignored: it must be own or host" in warned
+    shown = mha_c.show_config()
+    assert shown["threads_of"] == "torch" and shown["threads_of_from"] in capsys.readouterr().out
+
+
+def test_before_torch_they_are_our_own():
+    code = "import mha_c; from mha_c import config; print(*config.threads_of())"
+    assert children.printed(code, MHA_C_THREADS_OF=None)[0] == "own mha_c's own: mha_c.torch is not imported"
+
+
+def test_a_fork_that_imports_us_after_torch_has_threads_of_its_own():
+    """torch's team was its parent's: whoever began a region here would wait for it forever."""
+    code = """
+    import os, torch
+    torch.exp(torch.randn(200_000)).sum()
+    pid = os.fork()
+    if pid == 0:
+        import warnings, mha_c.torch
+        from mha_c import config
+        x = torch.ones(1, 8, 300, 64)
+        mha_c.torch.functional.dot_product_attention(x, x, x)
+        print(*config.threads_of(), flush=True)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    """
+    code = "\n".join(line[4:] for line in code.splitlines())
+    said = children.printed(code, MHA_C_THREADS_OF=None)[0]
+    assert said == "own mha_c's own: this process was forked: torch's may be those of its parent"
+    said, warned = children.printed(code, MHA_C_THREADS_OF="host")
+    assert said.startswith("own") and "MHA_C_THREADS_OF='host' is ignored: this process was forked" in warned
+
+
+def test_forks_are_recognized(tmp_path):
+    stat = tmp_path / "stat"
+    for flags, forked in ((4194304, False), (4194304 | 0x40, True), ("x", True)):
+        stat.write_text(f"12 (a) b) c) S 1 12 12 0 -1 {flags} 100 0\n")
+        assert config._forked(str(stat)) is forked
+    assert config._forked(str(tmp_path / "missing")) and not config._forked()
+
+
+def test_torchs_number_counts_unless_ours_was_set():
+    code = """
+    import torch, mha_c, mha_c.torch as mt
+    layer, x = mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0).eval(), torch.randn(8, 200, 64)
+    def most():
+        return mha_c.explain(layer, x, x, x).as_dict()["attention"]["share"]["most_threads"]
+    for n in (1, 2, 3, 5):
+        torch.set_num_threads(n)
+        with mha_c.set_num_threads(2):
+            set_to_two = most()
+        print(n, most(), set_to_two)
+    """
+    code = "\n".join(line[4:] for line in code.splitlines())
+    if config._cpu_quota() is not None:
+        pytest.skip("the quota of this process counts like a number that was set")
+    found = [line.split() for line in children.printed(code)[0].splitlines()]
+    assert found == [["1", "1", "1"], ["2", "2", "2"], ["3", "3", "2"], ["5", "5", "2"]]
+
+
+def test_what_is_explained_says_whose_threads():
+    code = """
+    import torch, mha_c, mha_c.torch as mt
+    torch.set_num_threads(2)
+    layer, x = mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0).eval(), torch.randn(8, 200, 64)
+    explained = mha_c.explain(layer, x, x, x)
+    print(explained, explained.detail)
+    """
+    code = "\n".join(line[4:] for line in code.splitlines())
+    for choice, of_torch in ((None, " of torch"), ("own", "")):
+        said = children.printed(code, MHA_C_THREADS_OF=choice)[0]
+        assert f", 2 threads{of_torch}; " in said and re.search(f"threads +2{of_torch},", said), said
