@@ -27,7 +27,7 @@ def default():
 
 
 def test_a_process_takes_the_cpus_that_it_may_use():
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cpus = config._cores()
     limited = any(not path.read_text().startswith("max") for path in Path("/sys/fs/cgroup").glob("**/cpu.max"))
     assert int(default()) == cpus or (limited and 1 <= int(default()) < cpus)
     if hasattr(os, "sched_setaffinity"):
@@ -118,7 +118,7 @@ def test_threads_follow_the_quota(monkeypatch):
     try:
         for name in children.CHOICES:
             monkeypatch.delenv(name, raising=False)
-        for found, threads in ((1, 1), (None, config._cpus()), (10**6, config._cpus())):
+        for found, threads in ((1, 1), (None, config._cores()), (10**6, config._cores())):
             monkeypatch.setattr(config, "_cpu_quota", lambda found=found: found)
             config._select_threads()
             assert mha_c.get_num_threads() == threads
@@ -157,6 +157,29 @@ def test_cpus_are_those_of_the_mask(monkeypatch):
     for found, answer, seen, cpus in ((8, 1, 0b1011, 3), (8, 1, 0, 8), (8, 0, 1, 8), (96, 1, 1, 96)):  # noqa: B007
         monkeypatch.setattr(os, "cpu_count", lambda found=found: found)
         assert config._cpus() == cpus
+
+
+CORES = {  # the CPUs this process may use, what the system tells of each, cores
+    "each its own": ([0, 1], {0: "0", 1: "1"}, 2),
+    "two threads of one core, as on Colab": ([0, 1], {0: "0-1", 1: "0-1"}, 1),
+    "two of each core": ([0, 1, 2, 3], {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 2),
+    "one of each core": ([0, 1], {0: "0,2", 1: "1,3"}, 2),
+    "nothing is told": ([0, 1, 5], {}, 3),
+    "of one": ([0, 1, 5], {0: "0-1", 1: "0-1"}, 2),
+    "empty files": ([0, 1], {0: "", 1: "\n"}, 2),
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity masks: CPUs count")
+@pytest.mark.parametrize("case", CORES)
+def test_cpus_of_one_core_count_once(case, tmp_path, monkeypatch):
+    cpus, told, cores = CORES[case]
+    for cpu, siblings in told.items():
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(cpus))
+    assert config._cores(str(tmp_path)) == cores
 
 
 def test_set_num_threads(capsys):
