@@ -17,7 +17,6 @@ from ._arguments import scalars
 from ._arguments.calls import refuses_at_the_call
 from ._explain import explain
 from ._layer.call import AttentionLayer
-from ._layer.rotating import RotatesHeads
 from ._layers_with_heads import n_positional, roles_of
 from ._recognize import THREE_LINES
 from .config import OPERATIONS, SECONDS, get_num_threads, in_words
@@ -172,7 +171,7 @@ def cost(
     scores and weights; tiled adds a tile for each thread and what `attention_weights` needs when it is read later.
     """
     is_module = hasattr(type(layer), "_to_measure")
-    of_numpy = isinstance(layer, (AttentionLayer, RotatesHeads)) or (
+    of_numpy = isinstance(layer, AttentionLayer) or (
         hasattr(type(layer), "_explained") and not hasattr(layer, "named_modules")
     )
     if not is_module and not of_numpy:

@@ -18,12 +18,12 @@ from . import _core, functional
 from ._arguments import scalars
 from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
 from ._arguments.calls import refuses_at_the_call
-from ._arguments.options import OPTIONS, causal_lengths, core_options, projected
+from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of
+from ._decoder.rolling import options_of_rows
 from ._decoder.steps import DecodingLayer, check_cache
-from ._layer.call import AttentionLayer
+from ._layer.call import AttentionLayer, Given
 from ._layer.plan import BOOK_NAMES, Plan
-from ._layer.rotating import RotatesHeads
 from ._recognize import THREE_LINES
 from .config import SECONDS, in_words, threads_of
 
@@ -108,12 +108,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         If `call` is none of these.  Other errors are those of the call itself.
     """
     if isinstance(call, AttentionLayer):
-        signature = inspect.signature(call.__call__)
-        if list(signature.parameters) == ["x"]:  # self-attention of variants.py
-            return _explain_layer(call, *signature.bind(*args, **options).args * 3)
         return _explain_layer(call, *args, **options)
-    if isinstance(call, RotatesHeads):
-        return _explain_heads(call, *args, **options)
     if hasattr(type(call), "_explained"):
         return _explain_module(call, *args, **options)
     if call is functional.dot_product_attention or call is functional.additive_attention:
@@ -158,37 +153,36 @@ def _not_a_layer(call: Any) -> TypeError:
 # --- Which call ---------------------------------------------------------------------------------------
 
 
-def _explain_layer(
-    layer: Any,  # an AttentionLayer; with a cache, any layer that decodes
-    queries: Any = None,
-    keys: Any = None,
-    values: Any = None,
-    valid_lens: Any = None,
-    *,
-    causal: Any = False,
-    training: Optional[bool] = None,
-    cache: Any = None,
-) -> Explanation:
+def _explain_layer(layer: AttentionLayer, *args: Any, **options: Any) -> Explanation:
+    if not args and not options:
+        _check_given(None, None)
+    found: list[Any] = []
+    spy: Any = copy.copy(layer)  # its call stops where the layer's own would compute
+    vars(spy)["_called"] = lambda *arguments: found.extend(arguments)
+    spy(*args, **options)
+    queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache = found
     _check_given(queries, keys)
+    given = Given(valid_lens, causal, keep_mask, bias)
     projected: tuple[str, ...] = ()
     if isinstance(layer, DecodingLayer) and type(keys) is ProjectedKeyValues:
         projected = keys._projections
         keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
+        given = given._replace(valid_lens=valid_lens)
     inputs, _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
     plan = layer._current_plan(inputs[0]) or layer._plan_of_zeros(inputs)
     in_training = layer.training if training is None else scalars.flag(training, "training")
     steps: dict[str, Facts] = {}
     if cache is not None:
         check_cache(cache, in_training)
-        lens = step_counts(valid_lens, cache.batch, inputs[0].shape[1])
-        steps, inputs, valid_lens = _of_steps(layer, plan, inputs, cache, lens)
+        counts = step_counts(valid_lens, cache.batch, inputs[0].shape[1])
+        masks = layer._seen_of_steps(given, cache, counts, inputs[0].shape[1])  # type: ignore[attr-defined]
+        steps, inputs, lens, seen = _of_steps(layer, plan, inputs, cache, counts, masks)
         projected = tuple(steps)
     else:
-        valid_lens = causal_lengths(causal, inputs[0], inputs[1], valid_lens)
+        lens, seen = layer._given_options(given, *inputs[:2])
     facts = _core.explain_layer(
-        *inputs, to_lengths(valid_lens), *plan.without(projected).in_core,
-        layer._dropout.p if in_training else 0.0, 0, in_training,
-    )  # fmt: skip
+        *inputs, lens, *plan.without(projected).in_core, layer._dropout.p if in_training else 0.0, 0, in_training, seen
+    )
     projections = {**steps, **facts["projections"]}
     roles = dict(zip(BOOK_NAMES, _names(layer)))
     facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
@@ -196,9 +190,10 @@ def _explain_layer(
 
 
 def _of_steps(
-    layer: Any, plan: Plan, inputs: Any, cache: KeyValueCache, counts: Any
-) -> tuple[dict[str, Facts], Any, Any]:
-    """Of a call with a cache: the facts of the new steps' projections, and the inputs and lengths of its attention."""
+    layer: Any, plan: Plan, inputs: Any, cache: KeyValueCache, counts: Any, masks: Any
+) -> tuple[dict[str, Facts], Any, Any, Any]:
+    """Of a call with a cache: the facts of the new steps' projections, and the inputs, lengths and options of its
+    attention."""
     queries, *rows = inputs
     check_steps(cache.batch, queries=queries.shape, keys=rows[0].shape, values=rows[1].shape)
     after = cache._check(weights_of(*layer._projecting(plan.states)), counts)
@@ -211,7 +206,9 @@ def _of_steps(
             features = packed[name][2][0]
         n_keys = cache._n_keys(after, queries.shape[1])
         seen.append(np.broadcast_to(x.dtype.type(0), (cache.batch, n_keys, features)))
-    return steps, (queries, *seen), cache._visible_keys(after, queries.shape[1]) if n_keys == most(after) else None
+    in_order = n_keys == most(after)
+    lens = cache._visible_keys(after, queries.shape[1]) if in_order else None
+    return steps, (queries, *seen), lens, options_of_rows(cache, after, masks) if in_order else None
 
 
 def _check_given(queries: Any, keys: Any) -> None:
@@ -233,33 +230,6 @@ def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
     counted = f": {_counted(facts)}" if "attention" in facts else ""  # a call that is not read has no sizes
     title = f"{name}, {facts['dtype']} on {facts['device']}{counted}"
     return Explanation(title, {"call": name, **facts}, facts["why"], way)
-
-
-def _explain_heads(layer: RotatesHeads, *args: Any, cache: Any = None, **options: Any) -> Explanation:
-    if cache is not None:  # one call of the core, as of the book's layers; a self-attention has one input
-        return _explain_layer(layer, *(args if len(args) > 1 else args * 3), cache=cache, **options)
-    given: list[Any] = []
-    spy: Any = copy.copy(layer)  # its call stops where the layer's own would compute
-    vars(spy)["_run"] = lambda *arguments: given.extend(arguments)
-    spy(*args, **options)
-    inputs, _, valid_lens, causal, _, *projected = given
-    plan = layer._current_plan(inputs[0])
-    assert plan is not None  # sizes are known from the start
-    kept: Any = projected[0] if projected else ()
-    into = zip(_names(layer), inputs, plan.in_core[0])
-    projections = {name: _core.explain_linear(x, W) for name, x, W in into}
-    dtype, n_keys = inputs[0].dtype.type, (kept or inputs)[-1].shape[1]
-    (heads, shared), rows = plan.in_core[2], inputs[0].shape[:2]
-    attended = np.broadcast_to(dtype(0), (*rows, heads * layer._head_dim))
-    projections["W_o"] = _core.explain_linear(attended, plan.in_core[0][3])
-    shapes = (heads, rows[1]), *[(shared, n_keys)] * 2
-    q, k, v = (np.broadcast_to(dtype(0), (rows[0], *shape, layer._head_dim)) for shape in shapes)
-    *in_order, _ = core_options(q, k, valid_lens, causal=causal)
-    attention = _core.explain_attention(q, k, v, None, *in_order)
-    held = (2 * q.size + k.size + v.size) * q.itemsize  # projected; and what W_o reads
-    facts = {"dtype": inputs[0].dtype.name, "projections": projections, "attention": attention}
-    sizes = {"scratch_bytes": attention["scratch_bytes"] + held, "kept_bytes": (q.size + k.size) * q.itemsize}
-    return _explanation(type(layer).__name__, {**facts, **sizes, "kept": "queries and keys"}, "W_o")
 
 
 def _names(layer: Any) -> list[str]:

@@ -22,7 +22,7 @@ from dask.delayed import delayed
 
 from . import config
 from ._arguments.options import core_corner
-from ._decoder.steps import Decodes
+from ._decoder.steps import DecodingLayer
 from .errors import ShapeError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _share_of_worker() -> Optional[int]:
 
 
 def _check_layer(layer: Any) -> None:
-    if not isinstance(layer, Decodes):
+    if not isinstance(layer, DecodingLayer):
         kind = f"{type(layer).__module__}.{type(layer).__name__}"
         raise TypeError(f"layer must be one of the book's NumPy layers, or a subclass of one, got {kind}")
     if layer.training:
@@ -165,8 +165,8 @@ def _lengths(valid_lens: Any, queries: Any) -> Any:
     return whole[:, :, None] if lens.ndim == 2 else whole[:, None, None]
 
 
-@normalize_token.register(Decodes)
-def _token(layer: Decodes) -> Any:
+@normalize_token.register(DecodingLayer)
+def _token(layer: DecodingLayer) -> Any:
     """A token, equal for layers of equal class, repr and numbers.  A program's own class always gets a new token."""
     if not type(layer).__module__.startswith("mha_c."):
         return uuid.uuid4().hex

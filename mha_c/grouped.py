@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any, Optional, overload
 import numpy as np
 
 from ._arguments import calls, scalars
-from ._arguments.arrays import check_features, floats, of_one_type, to_arrays
+from ._arguments.arrays import check_features, floats, to_array
 from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
 from ._arguments.options import check_causal, check_causal_steps
 from ._decoder.caches import ProjectedKeyValues
+from ._decoder.steps import DecodingLayer
 from ._layer.lacks import lacks
-from ._layer.rotating import RotatesHeads
-from .linear import Projection
+from ._layer.module import Dropout
+from .linear import Projection, State
+from .positions import turn_of_steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ._decoder.caches import KeyValueCache
-    from ._types import Array, Causal, Real, RngLike
+    from ._types import Causal, Real, RngLike
     from .linear import States
 
 __all__ = ["CausalAttention", "GQAAttention"]
@@ -73,6 +75,35 @@ LOOKS_AHEAD = (
 )
 
 
+class RotatesHeads(DecodingLayer):
+    """What both layers share: heads that are rotated on request, and of which a query without keys gets 0."""
+
+    _by_head = True
+    _num_kv_heads: int
+    _dropout = Dropout(0)  # also of a pickle of an earlier version
+    _empty_rows = "zero"
+    rope: bool
+
+    def __init__(self, sizes: tuple[int, int, int], widths: dict[str, int], bias: Any, dtype: Any, rng: Any) -> None:
+        self._num_hiddens, self._num_heads, self._num_kv_heads = sizes
+        self._head_dim = sizes[0] // sizes[1]  # also of a layer that has lost heads
+        bias = scalars.flag(bias, "bias")
+        states = (State(name, n_out, sizes[0], bias) for name, n_out in {**widths, "W_o": sizes[0]}.items())
+        super().__init__(tuple(states), 0, dtype, rng, "zero")
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of queries."""
+        return self._num_heads
+
+    @property
+    def _turns(self) -> bool:  # type: ignore[override]
+        return self.rope
+
+    def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
+        return turn_of_steps(first, n_steps, self._head_dim, dtype) if self.rope else None
+
+
 @lacks(steps="the players draw heads that have keys of their own; view() shows its weights")
 class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
@@ -84,7 +115,7 @@ class GQAAttention(RotatesHeads):
     ((2, 5, 16), (2, 4, 5, 5))
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    causal=None, training=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of
+    causal=None, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of
     `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call
     in training mode.  A cache (`new_cache`) and what `project` returns hold num_kv_heads heads, rotated already.
 
@@ -124,8 +155,6 @@ class GQAAttention(RotatesHeads):
     """
 
     W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
-    _roles = "W_q", "W_k", "W_v", "W_o"
-    _projects = _roles[:3]
 
     @refuses_at_the_call
     def __init__(
@@ -135,7 +164,7 @@ class GQAAttention(RotatesHeads):
         self.rope, self.causal = scalars.flag(rope, "rope"), scalars.flag(causal, "causal")
         sizes = grouped_sizes(num_hiddens, num_heads, num_kv_heads, self.rope)
         n_shared = sizes[2] * (sizes[0] // sizes[1])
-        super().__init__(sizes, (sizes[0], n_shared, n_shared), bias, dtype, rng)
+        super().__init__(sizes, {"W_q": sizes[0], "W_k": n_shared, "W_v": n_shared}, bias, dtype, rng)
 
     @property
     def num_kv_heads(self) -> int:
@@ -149,36 +178,23 @@ class GQAAttention(RotatesHeads):
 
     @overload
     def __call__(
-        self, queries: NDArray[Real], keys: Any, values: Any = None, valid_lens: Any = None, *,
-        causal: Causal = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        self, queries: NDArray[Real], keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = None,
+        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
-        causal: Causal = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = None,
+        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any: ...  # fmt: skip
     @calls.checks_names
     def __call__(
-        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
-        causal: Causal = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = None,
+        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any:  # fmt: skip
-        if cache is not None:
-            self._check_looks_back(causal)
-            return self._step(cache, queries, keys, values, valid_lens, training)
-        if type(keys) is ProjectedKeyValues:
-            kv, (*projected, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
-            inputs, as_tensor = to_arrays((queries, "queries"))
-            check_features(floats(inputs[0], "queries"), "queries", self._num_hiddens)
-            corner_of = corner(self.causal, valid_lens, causal)
-            return self._run(inputs, as_tensor or kv._as_tensor, valid_lens, corner_of, training, tuple(projected))
-        if values is None:
-            raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
-        calls.check_order(type(self).__name__, keys, values, valid_lens)
-        inputs, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-        of_one_type(inputs, "queries", "keys", "values")
-        for name, array in zip(("queries", "keys", "values"), inputs):
-            check_features(array, name, self._num_hiddens)
-        return self._run(inputs, as_tensor, valid_lens, corner(self.causal, valid_lens, causal), training)
+        if cache is None:
+            known = keys._valid_lens if valid_lens is None and type(keys) is ProjectedKeyValues else valid_lens
+            causal = corner(self.causal, known, causal)
+        return self._called(queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache)
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
@@ -203,7 +219,7 @@ class GQAAttention(RotatesHeads):
         RuntimeError
             If there was no call in training mode before, or if its backward was called already.
         """
-        return tuple(self._backward(grad_output))
+        return self._backward(grad_output)
 
 
 @lacks(
@@ -218,8 +234,8 @@ class CausalAttention(RotatesHeads):
     >>> attention(np.ones((2, 5, 16))).shape, attention.attention_weights.shape
     ((2, 5, 16), (2, 4, 5, 5))
 
-    Call: attention(X (B, T, num_hiddens), *, training=None, cache=None, valid_lens=None) returns (B, T, num_hiddens);
-    further arguments are ignored, as in the book, whose blocks pass X three times.  Types and errors are those of
+    Call: attention(X (B, T, num_hiddens), *, keep_mask=None, bias=None, training=None, cache=None, valid_lens=None)
+    returns (B, T, num_hiddens); further arguments are ignored, as in the book, whose blocks pass X three times.  Types and errors are those of
     `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T), and `backward` gives the gradient of a call
     in training mode.  valid_lens (B,) is for a cache: how many new steps of each item count, also as fourth argument.
 
@@ -258,7 +274,6 @@ class CausalAttention(RotatesHeads):
 
     W_qkv, W_o = Projection(), Projection()
     _roles = "W_qkv", "W_qkv", "W_qkv", "W_o"
-    _projects = ("W_qkv",)
 
     @refuses_at_the_call
     def __init__(
@@ -267,39 +282,43 @@ class CausalAttention(RotatesHeads):
     ) -> None:  # fmt: skip
         self.rope = scalars.flag(rope, "rope")
         hiddens, heads, _ = grouped_sizes(num_hiddens, num_heads, 1, self.rope)
-        super().__init__((hiddens, heads, heads), (3 * hiddens,), bias, dtype, rng)
+        super().__init__((hiddens, heads, heads), {"W_qkv": 3 * hiddens}, bias, dtype, rng)
 
     @overload
     def __call__(
-        self, X: NDArray[Real], *others: Any, causal: Causal = True, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
+        self, X: NDArray[Real], *others: Any, causal: Causal = True, keep_mask: Any = None, bias: Any = None,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
+        self, X: Any, *others: Any, causal: Causal = True, keep_mask: Any = None, bias: Any = None,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
     ) -> Any: ...  # fmt: skip
     @calls.checks_names
     def __call__(
-        self, X: Any, *others: Any, causal: Causal = True, training: Optional[bool] = None,
-        cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
+        self, X: Any, *others: Any, causal: Causal = True, keep_mask: Any = None, bias: Any = None,
+        training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
     ) -> Any:  # fmt: skip
-        check_is_causal(causal)
-        counts = counted(cache, others, valid_lens)
+        if causal is not True:
+            check_is_causal(causal)
         if cache is not None:
-            return self._step(cache, X, X, X, counts, training)
-        inputs, as_tensor = to_arrays((X, "X"))
-        check_features(floats(inputs[0], "X"), "X", self._num_hiddens)
-        return self._run(inputs * 3, as_tensor, None, "top_left", training)
+            counts = counted(cache, others, valid_lens)
+            return self._called(X, X, X, counts, False, keep_mask, bias, training, cache)
+        if valid_lens is not None:
+            counted(cache, others, valid_lens)
+        if type(X) is not np.ndarray or X.ndim != 3 or X.shape[2] != self._num_hiddens:
+            check_features(floats(to_array(X, "X"), "X"), "X", self._num_hiddens)
+        return self._called(X, X, X, None, "top_left", keep_mask, bias, training, None)
 
-    def _into_heads(self, states: States, dtype: Any) -> tuple[Any, ...]:
-        return states["W_qkv"].packed_parts(dtype, 3)
+    def _packed(self, states: States, dtype: Any) -> tuple[Any, ...]:
+        return *states["W_qkv"].packed_parts(dtype, 3), states["W_o"].packed(dtype)
+
+    def _rows(self, states: States) -> Any:
+        n = states["W_qkv"].out_features // 3
+        return (0, n), (n, n), (2 * n, n)
 
     def _projecting(self, states: States) -> tuple[Any, ...]:
         return (states["W_qkv"],)
-
-    def _joined(self, heads: list[Array]) -> list[Array]:
-        return [np.concatenate(heads, axis=2)]
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
@@ -324,4 +343,4 @@ class CausalAttention(RotatesHeads):
         RuntimeError
             If there was no call in training mode before, or if its backward was called already.
         """
-        return self._backward(grad_output)[0]
+        return self._backward(grad_output, join=True)[0]

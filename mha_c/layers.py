@@ -44,7 +44,7 @@ class DotProductAttention(DecodingLayer):
     (2, 1, 10)
 
     Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
-    training=None, cache=None) returns (B, Q, Dv).  All else is as in `MultiHeadAttention`.
+    keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, Dv).  All else is as in `MultiHeadAttention`.
 
     Parameters
     ----------
@@ -84,12 +84,16 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
     >>> mha.attention_weights.shape
     (2, 5, 4, 4)
 
-    Call: mha(queries, keys, values, valid_lens=None, *, causal=False, training=None, cache=None)
+    Call: mha(queries, keys, values, valid_lens=None, *, causal=False, keep_mask=None, bias=None, training=None,
+    cache=None)
 
     queries, keys, values  (B, Q, .), (B, K, .), (B, K, .): arrays, lists or CPU tensors without gradient, float32 or
       float64; the result, (B, Q, num_hiddens), is of their type
     valid_lens  (B,) or (B, Q): how many keys count; the others are never read
     causal  True hides what comes after a query
+    keep_mask  bool, (Q, K) or (B, H, Q, K), of layers with one head (B, Q, K), where sizes 1 broadcast: True may attend;
+      with a cache K are all steps
+    bias  of such a shape, and of the inputs' type: added to the scores
     training  overrides train() and eval() for one call
     cache  of `new_cache`: keys and values of earlier steps, to which those of this call are added
 
@@ -184,7 +188,7 @@ class AdditiveAttention(DecodingLayer):
            [[10., 11., 12., 13.]]])
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
-    causal=False, training=None, cache=None) returns (B, Q, Dv).  `keys` may be what `project_keys` gave.  All else is
+    causal=False, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, Dv).  `keys` may be what `project_keys` gave.  All else is
     as in `MultiHeadAttention`.  The second edition's constructor, AdditiveAttention(num_hiddens, dropout), lets the first
     call set the features of keys and queries; the first edition's, AdditiveAttention(key_size, query_size, num_hiddens,
     dropout), says them.

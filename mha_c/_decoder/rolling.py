@@ -108,6 +108,12 @@ def attend(
     return out, Placed(tuple(pieces), most(cache._steps + counts))
 
 
+def options_of_rows(cache: KeyValueCache, after: Counts, masks: tuple[Any, Any]) -> Any:
+    """The core's options of a step, whose masks have a column for each step: see `_core.layer_step`."""
+    steps = cache._span.steps_of_rows(after)[:, : cache._rows(after)] if cache._span.rolls else None
+    return None if masks[0] is masks[1] is None else (None, *(mask_of_steps(mask, steps) for mask in masks))
+
+
 def _rows(mask: Any, queries: slice) -> Any:
     """The rows of some queries, which a mask may have in common."""
     return mask if mask is None or mask.shape[-2] == 1 else mask[..., queries, :]

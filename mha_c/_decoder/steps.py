@@ -1,19 +1,19 @@
 """The calls of a decoder: step by step with a cache of its own keys and values, or on projected ones of an encoder.
 
-`Decodes` has these calls, for any layer with a plan; `DecodingLayer` adds them to `AttentionLayer`.
+`DecodingLayer` adds them to `AttentionLayer`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-from .._arguments import scalars
+from .._arguments import masks, scalars
 from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._arguments.calls import refuses_at_the_call
-from .._arguments.options import causal_lengths, check_causal_steps
+from .._arguments.options import check_causal_steps
 from .._core import explain_layer, layer_step
-from .._layer.call import AttentionLayer
-from .._layer.plan import Plan, Planned
+from .._layer.call import AttentionLayer, Given
+from .._layer.plan import Plan
 from ..errors import ShapeError
 from ..linear import packing_type
 from ..positions import turned_pairs
@@ -24,6 +24,7 @@ from .caches import (
     check_not_projected,
     check_steps,
     lengths_of,
+    most,
     project_rows,
     step_counts,
     weights_of,
@@ -41,18 +42,12 @@ def check_cache(cache: Any, training: bool) -> None:
         raise ValueError("a cache is for evaluation: call eval() first, or give the call training=False")
 
 
-class Decodes(Planned):
-    """A layer whose keys and values can be kept from call to call."""
+class DecodingLayer(AttentionLayer):
+    """An attention layer whose keys and values can be kept from call to call."""
 
-    def _finish(self, out: Array, saved: Any, as_tensor: bool) -> Any:
-        raise NotImplementedError
-
-    def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
-        """What turns queries and keys of n steps from `first` on: see `_core.layer_step`."""
-        return None
-
-    def _check_looks_back(self) -> None:
-        """ValueError if a step of this layer may see later ones."""
+    def _check_looks_back(self, causal: Causal = False) -> None:
+        """ValueError if a step of this layer may see later ones, or for a corner that a step has not."""
+        check_causal_steps(causal)
 
     def _projecting(self, states: States) -> tuple[Optional[State], ...]:
         """The projections of keys and values."""
@@ -122,7 +117,9 @@ class Decodes(Planned):
         lens = kv._valid_lens if valid_lens is None else to_lengths(valid_lens)
         return kv._keys, values if kv._values is None else kv._values, lens
 
-    def _step(self, cache: KeyValueCache, queries: Any, keys: Any, values: Any, valid_lens: Any, training: Any) -> Any:
+    def _step(self, cache: KeyValueCache, inputs: tuple[Any, ...], given: Given, training: Any) -> Any:
+        queries, keys, values = inputs
+        self._check_looks_back(given.causal)
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
         check_not_projected(keys)
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
@@ -130,11 +127,12 @@ class Decodes(Planned):
         check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
         of_one_type(arrays, "queries", "keys", "values")
         n_steps = queries.shape[1]
-        counts = step_counts(valid_lens, cache.batch, n_steps)
+        counts = step_counts(given.valid_lens, cache.batch, n_steps)
+        seen = self._seen_of_steps(given, cache, counts, n_steps)
 
         def check(plan: Plan) -> None:
             cache._check(weights_of(*self._projecting(plan.states)), counts)
-            explain_layer(queries, keys, values, None, *plan.in_core, 0.0, 0, False)
+            explain_layer(queries, keys, values, None, *plan.in_core, 0.0, 0, False, None)
 
         def run(plan: Plan) -> Any:
             weights = weights_of(*self._projecting(plan.states))
@@ -150,30 +148,33 @@ class Decodes(Planned):
                 # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
                 out, saved = layer_step(
                     queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, k_room, v_room,
-                    *cache._places(after, counts), turn,
+                    *cache._places(after, counts), turn, rolling.options_of_rows(cache, after, seen),
                 )  # fmt: skip
                 saved = cache._placed(saved, after) if cache._span.rolls else saved
             else:
-                out, saved = rolling.attend(cache, arrays, rolling.Layer(projections, w_v, num_heads, turn), counts)
+                out, saved = rolling.attend(
+                    cache, arrays, rolling.Layer(projections, w_v, num_heads, turn), counts, seen
+                )
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)
 
         return self._with_plan((queries, keys, values), check, run)
 
 
-class DecodingLayer(AttentionLayer, Decodes):
-    """An attention layer that decodes, too."""
+    def _seen_of_steps(self, given: Given, cache: KeyValueCache, counts: Any, n_steps: int) -> tuple[Any, Any]:
+        """keep_mask and bias of a call with a cache, whose keys are all steps: the new ones too."""
+        if given.keep_mask is None and given.bias is None:
+            return None, None
+        sizes = cache.batch, n_steps, most(cache._steps + counts)
+        return masks.of_layer(given.keep_mask, given.bias, sizes, self._num_heads if self._by_head else None)
 
-    def _call(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
-        cache: Any = None,
-    ) -> Any:  # fmt: skip
+    def _call(self, inputs: tuple[Any, ...], given: Given, training: Optional[bool], cache: Any = None) -> Any:
         if cache is not None:
-            check_causal_steps(causal)
-            return self._step(cache, queries, keys, values, valid_lens, training)
+            return self._step(cache, inputs, given, training)
+        queries, keys, values = inputs
         if type(keys) is ProjectedKeyValues:
-            kv, (keys, values, valid_lens) = keys, self._projected_arguments(keys, values, valid_lens)
+            kv, (keys, values, valid_lens) = keys, self._projected_arguments(keys, values, given.valid_lens)
             (queries, values), as_tensor = to_arrays((queries, "queries"), (values, "values"))
-            valid_lens = causal_lengths(causal, queries, keys, valid_lens)
-            return self._run(queries, keys, values, valid_lens, training, as_tensor or kv._as_tensor, kv._projections)
-        return super()._call(queries, keys, values, valid_lens, causal, training)
+            given = given._replace(valid_lens=valid_lens)
+            return self._run((queries, keys, values), given, training, as_tensor or kv._as_tensor, kv._projections)
+        return super()._call(inputs, given, training)

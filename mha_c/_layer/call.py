@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, overload
 
 from numpy import ndarray
 
-from .._arguments import calls, scalars
-from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays
+from .._arguments import calls, masks, scalars
+from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_lengths
 from .._arguments.core_refusals import PackedForOthers
-from .._arguments.options import causal_lengths
+from .._arguments.options import core_corner
 from .._core import explain_layer, isa, layer_backward, layer_forward
 from ..linear import State, packing_type
 from .kept_weights import Kept, saved_weights
@@ -37,23 +37,42 @@ def _gradient_names(roles: tuple[str, ...]) -> tuple[str, ...]:
     return *(f"{role}.{suffix}" for suffix in ("weight", "bias") for role in roles), "w_v.weight"
 
 
+class Given(NamedTuple):
+    """What a call is given beside its inputs."""
+
+    valid_lens: Any = None
+    causal: Any = False
+    keep_mask: Any = None
+    bias: Any = None
+
+
 class Record(NamedTuple):
-    """What `backward` needs of a training call: the inputs themselves (not copies), and the output."""
+    """What `backward` needs of a training call: the inputs themselves (not copies), what turned their rows, and the
+    output."""
 
     plan: Plan
     inputs: tuple[Array, Array, Array]
+    turn: Any
     out: Array  # read only where there is no W_o, and then a copy: callers may change their result (`out += x`)
     kept: Kept
     dropout: float
     as_tensor: bool
 
 
+CORNERS = {corner: (corner,) for corner in ("top_left", "bottom_right")}  # the core's options, if they are no more
+
+
 class AttentionLayer(Planned, Viewable):
-    """The call that the three layers share, `attention_weights` and `backward`."""
+    """The call that all layers share, `attention_weights` and `backward`.
+
+    A layer describes itself: its projections, its heads, and whether its rows are turned.
+    """
 
     _roles = BOOK_NAMES  # names of the four projections
     _num_heads = 1  # the columns of the projected features are split into so many heads
+    _num_kv_heads: Optional[int] = None  # heads of keys and values; None: as many
     _by_head = False  # whether attention_weights has an axis for the heads
+    _turns = False  # whether projected queries and keys are rotated by their positions
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
     _record: Optional[Record] = None
 
@@ -61,7 +80,7 @@ class AttentionLayer(Planned, Viewable):
         self._dropout = Dropout(dropout)
         self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
-        # (saved by the core, whether tensors went in, and what: queries, keys, values, lengths, which teach shows)
+        # (saved by the core, whether tensors went in, and what: queries, keys, values, lengths, options, for teach)
         self._last: Optional[tuple[Any, ...]] = None
         self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
@@ -72,96 +91,125 @@ class AttentionLayer(Planned, Viewable):
 
     @overload
     def __call__(
-        self, queries: NDArray[Real], keys: Any, values: Any = None, valid_lens: Any = None, *,
-        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        self, queries: NDArray[Real], keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = False,
+        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> NDArray[Real]: ...  # fmt: skip
     @overload
     def __call__(
-        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *,
-        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = False,
+        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any: ...  # fmt: skip
     @calls.shows_names
     def __call__(
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *,
-        causal: Causal = False, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None, **misnamed: Any,
+        causal: Causal = False, keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None,
+        cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
-        """Compute the layer; the help of its class lists queries, keys, values, valid_lens, causal, training, cache."""
-        # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
-        plan = self._plan
-        if (
-            type(queries) is type(keys) is type(values) is ndarray
-            and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
-            and causal is False
-            and training is None
-            and cache is None
-            and not misnamed
-            and plan is not None
-            and plan.dtype is queries.dtype
-            and plan.states is plan.parameters.states
-        ):
-            try:  # weights that are packed for another instruction set, the core itself refuses
-                if self.training:
-                    return self._run_training(plan, (queries, keys, values), valid_lens, False)
-                projections, w_v, num_heads, empty_rows = plan.in_core
-                out, saved = layer_forward(
-                    queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0
-                )
-            except PackedForOthers:
-                return self._call(queries, keys, values, valid_lens, causal, training)
-            self._last = saved, False, queries, keys, values, valid_lens
-            if plan.child is not None:
-                plan.child._last = saved, False
-            return out
-        if misnamed:
-            raise calls.misnamed(self, "__call__", misnamed)
+        """Compute the layer; the help of its class lists what a call takes."""
         try:
-            return self._call(queries, keys, values, valid_lens, causal, training, cache)
+            if misnamed:
+                raise calls.misnamed(self, "__call__", misnamed)
+            return self._called(queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache)
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # the caller's line comes next in the traceback, not our five
                 raise error.with_traceback(None) from None
             raise
 
-    def _call(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Causal, training: Optional[bool],
-        cache: Any = None,
+    def _called(
+        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Any, keep_mask: Any, bias: Any,
+        training: Optional[bool], cache: Any,
     ) -> Any:  # fmt: skip
+        # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
+        plan = self._plan
+        if (
+            type(queries) is type(keys) is type(values) is ndarray
+            and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
+            and keep_mask is bias is training is cache is None
+            and plan is not None
+            and plan.dtype is queries.dtype
+            and plan.states is plan.parameters.states
+        ):
+            options = None if causal is False and not self._turns else self._options(queries, keys, causal)
+            try:  # weights that are packed for another instruction set, the core itself refuses
+                if self.training:
+                    return self._run_training(plan, (queries, keys, values), valid_lens, options, False)
+                projections, w_v, num_heads, empty_rows = plan.in_core
+                out, saved = layer_forward(
+                    queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0, False, options
+                )
+            except PackedForOthers:
+                pass
+            else:
+                self._last = saved, False, queries, keys, values, valid_lens, options
+                if plan.child is not None:
+                    plan.child._last = saved, False
+                return out
+        return self._call((queries, keys, values), Given(valid_lens, causal, keep_mask, bias), training, cache)
+
+    def _call(self, inputs: tuple[Any, ...], given: Given, training: Optional[bool], cache: Any = None) -> Any:
+        queries, keys, values = inputs
         if values is None:
             raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
         (queries, keys, values), as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-        if valid_lens is not None:
+        if given.valid_lens is not None:
             if keys.ndim != 3 or values.ndim != 3:
-                calls.check_order(type(self).__name__, keys, values, valid_lens)
-        valid_lens = causal_lengths(causal, queries, keys, valid_lens)
-        return self._run(queries, keys, values, valid_lens, training, as_tensor)
+                calls.check_order(type(self).__name__, keys, values, given.valid_lens)
+        return self._run((queries, keys, values), given, training, as_tensor)
+
+    def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
+        """What turns queries and keys of n steps from `first` on, if something does: see `_core.layer_step`."""
+        return None
+
+    def _options(self, queries: Array, keys: Array, causal: Any, keep_mask: Any = None, bias: Any = None) -> Any:
+        """The core's options of a call: see `_core.layer_forward`."""
+        corner = core_corner(causal, queries, keys)
+        turn = None
+        if self._turns:
+            turn = self._turn(0, max(x.shape[1] if x.ndim == 3 else 0 for x in (queries, keys)), queries.dtype)
+        if turn is keep_mask is bias is None:
+            return corner and CORNERS[corner]
+        return corner, keep_mask, bias, turn
+
+    def _given_options(self, given: Given, queries: Array, keys: Array) -> tuple[Any, Any]:
+        """(lengths, options) as the core takes them, of what a user gives."""
+        keep_mask = bias = None
+        if given.keep_mask is not None or given.bias is not None:
+            n_heads = self._num_heads if self._by_head else None
+            keep_mask, bias = masks.of_layer(given.keep_mask, given.bias, masks.sizes_of(queries, keys), n_heads)
+        options = self._options(queries, keys, given.causal, keep_mask, bias)
+        return None if given.valid_lens is None else to_lengths(given.valid_lens), options
 
     def _run(
-        self, queries: Array, keys: Array, values: Array, valid_lens: Any, training: Any, as_tensor: bool,
+        self, inputs: tuple[Array, Array, Array], given: Given, training: Any, as_tensor: bool,
         projected: Sequence[str] = (),
     ) -> Any:  # fmt: skip
         """`projected` names the projections that keys and values have been through already: W_k, or W_k and W_v."""
-        inputs = queries, keys, values
         in_training = self.training if training is None else scalars.flag(training, "training")
+        lens, options = self._given_options(given, *inputs[:2])
 
         def check(plan: Plan) -> None:
             plan = plan.without(projected)
-            explain_layer(*inputs, valid_lens, *plan.in_core, 0.0, 0, in_training)
+            explain_layer(*inputs, lens, *plan.in_core, 0.0, 0, in_training, options)
 
         def run(plan: Plan) -> Any:
             plan = plan.without(projected) if projected else plan
             if in_training:
-                return self._run_training(plan, inputs, valid_lens, as_tensor)
-            out, saved = layer_forward(*inputs, valid_lens, *plan.in_core, 0.0, 0)
-            return self._finish(out, saved, as_tensor, () if projected else (*inputs, valid_lens))
+                return self._run_training(plan, inputs, lens, options, as_tensor)
+            out, saved = layer_forward(*inputs, lens, *plan.in_core, 0.0, 0, False, options)
+            return self._finish(out, saved, as_tensor, () if projected else (*inputs, lens, options))
 
         return self._with_plan(inputs, check, run)
 
-    def _run_training(self, plan: Plan, inputs: tuple[Array, Array, Array], valid_lens: Any, as_tensor: bool) -> Any:
+    def _run_training(
+        self, plan: Plan, inputs: tuple[Array, Array, Array], lens: Any, options: Any, as_tensor: bool
+    ) -> Any:
         p = self._dropout._p
         seed = partial(scalars.draw_seed, self._rng) if p else 0  # drawn behind all checks: a refused call draws none
-        out, kept = layer_forward(*inputs, valid_lens, *plan.in_core, p, seed, True)
+        out, kept = layer_forward(*inputs, lens, *plan.in_core, p, seed, True, options)
         kept = Kept._make(kept)
-        self._record = Record(plan, inputs, out, kept, p, as_tensor)
-        return self._finish(out, kept.for_weights(), as_tensor, (*inputs, valid_lens))
+        turn = options[3] if self._turns else None
+        self._record = Record(plan, inputs, turn, out, kept, p, as_tensor)
+        return self._finish(out, kept.for_weights(), as_tensor, (*inputs, lens, options))
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool, given: tuple[Any, ...] = ()) -> Any:
         self._last = saved, as_tensor, *given
@@ -169,12 +217,16 @@ class AttentionLayer(Planned, Viewable):
             self._child._last = saved, as_tensor
         return like_input(out, True) if as_tensor else out
 
+    def _packed(self, states: States, dtype: Any) -> tuple[Any, ...]:
+        """The projections W_q, W_k, W_v, W_o."""
+        return tuple(states[name].packed(dtype) if name in states else None for name in self._roles)
+
     def _make_plan(self, queries: Array, states: States) -> Plan:
         dtype = packing_type(queries, self._parameters.dtype)
-        q, k, v, o = (states[name].packed(dtype) if name in states else None for name in self._roles)
         scorer = states["w_v"].weight if "w_v" in states else None
         w_v = None if scorer is None else scorer[0].astype(dtype)
-        in_core = (q, k, v, o), w_v, self._num_heads, self._empty_rows
+        heads = self._num_heads if self._num_kv_heads is None else (self._num_heads, self._num_kv_heads)
+        in_core = self._packed(states, dtype), w_v, heads, self._empty_rows
         return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -223,6 +275,15 @@ class AttentionLayer(Planned, Viewable):
         Of the last call in training mode, once; else RuntimeError.  Those of the parameters are added to their `grad`.
         An array given for several inputs gets the sum; what no query saw gets 0.
         """
+        try:
+            return self._backward(grad_output)
+        except (TypeError, ValueError) as error:
+            if calls.is_refusal(error):
+                raise error.with_traceback(None) from None
+            raise
+
+    def _backward(self, grad_output: Any, join: bool = False) -> tuple[Any, ...]:
+        """join: the gradients of inputs that are one object are added up in the first one's place."""
         record = self._record
         if record is None:
             raise RuntimeError(
@@ -232,13 +293,8 @@ class AttentionLayer(Planned, Viewable):
         roles = [record.plan.states.get(name) for name in self._roles]
         if any(role is not None and packed is None for role, packed in zip(roles, record.plan.in_core[0])):
             raise RuntimeError(NO_WAY_BACK)
-        try:
-            grad_output = gradient_like(record.out.shape, record.out.dtype, grad_output)
-        except (TypeError, ValueError) as error:
-            if calls.is_refusal(error):
-                raise error.with_traceback(None) from None
-            raise
-        grads = self._gradients(record, grad_output, roles)
+        grad_output = gradient_like(record.out.shape, record.out.dtype, grad_output)
+        grads = self._gradients(record, grad_output, roles, join)
         with self._parameters.lock:
             if self._record is not record:
                 raise RuntimeError(f"{type(self).__name__} was used by another thread during backward")
@@ -246,17 +302,25 @@ class AttentionLayer(Planned, Viewable):
             for name, gradient in zip(_gradient_names(self._roles), grads[3:]):
                 if gradient is not None:
                     self._parameters.add_grad(name, gradient)
-        return tuple(like_input(grad, record.as_tensor) for grad in grads[:3])
+        return tuple(grad if grad is None else like_input(grad, record.as_tensor) for grad in grads[:3])
 
-    def _gradients(self, record: Record, grad_output: Array, roles: list[Optional[State]]) -> tuple[Any, ...]:
+    def _rows(self, states: States) -> Any:
+        """Which rows of one weight W_q, W_k and W_v are, if they are: see `_core.layer_forward`."""
+        return None
+
+    def _gradients(
+        self, record: Record, grad_output: Array, roles: list[Optional[State]], join: bool
+    ) -> tuple[Any, ...]:
         """Gradients of three inputs, four weights, four biases and w_v; None where the layer has no such part."""
-        dtype = record.out.dtype
-        numbers = (None if role is None else role.weight for role in roles)
-        weights = tuple(None if weight is None else weight.astype(dtype, copy=False) for weight in numbers)
+        dtype, kept, plan = record.out.dtype, record.kept, record.plan
+        arrays = (x for suffix in ("weight", "bias") for role in roles for x in (role and getattr(role, suffix),))
+        parameters = tuple(None if x is None else x.astype(dtype, copy=False) for x in arrays)
         with_bias = tuple(role is not None and role.has_bias for role in roles)
-        w_v, needs = record.plan.in_core[1], (*(True,) * 7, *with_bias, True)
+        corner, keep_mask, bias = (None,) * 3 if kept.options is None else kept.options[:3]
+        _, w_v, heads, empty_rows = plan.in_core
         *grads, grad_w_v = layer_backward(
-            grad_output, record.kept, *record.inputs, record.kept.lengths, (*weights, None, None, None, None, w_v),
-            w_v, self._num_heads, self._empty_rows, record.dropout, record.kept.seed, needs,
+            grad_output, kept, *record.inputs, kept.lengths, (*parameters, w_v), w_v, heads, empty_rows,
+            record.dropout, kept.seed, (*(True,) * 7, *with_bias, True), join,
+            (corner, keep_mask, bias, record.turn, self._rows(plan.states)),
         )  # fmt: skip
         return (*grads, None if grad_w_v is None else grad_w_v[None])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.calls import refuses_at_the_call
+from .._arguments.options import causal_lengths
 from .._layer.call import AttentionLayer
 from .._layer.lacks import check_has
 from ..errors import ShapeError
@@ -184,10 +185,14 @@ def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:
             f"{player}: this {name} was not called yet: call it, or give {player} queries, keys and values"
         )
     if (
-        not isinstance(last, tuple) or len(last) != 6
+        not isinstance(last, tuple) or len(last) != 7
     ):  # torch's layers, copies, calls with a cache or in other processes
         raise ValueError(f"{player}: this {name} has not kept what it was called with: give {player} the same arrays")
-    return last[2:]
+    *inputs, valid_lens, options = last[2:]
+    corner, *others = (None,) if options is None else options
+    if any(x is not None for x in others):
+        raise ValueError(f"{player} draws lengths and causal masks; this {name} was called with keep_mask or bias")
+    return *inputs, causal_lengths(corner or False, *inputs[:2], valid_lens)  # type: ignore[return-value]
 
 
 def mask(scores: Array, lengths: NDArray[np.int64]) -> Array:

@@ -19,7 +19,7 @@ from .._arguments.core_refusals import PackedForOthers
 from .._arguments.masks import sizes_of
 from .._arguments.options import core_corner
 from .._decoder.caches import check_not_projected
-from .._decoder.steps import Decodes, DecodingLayer
+from .._decoder.steps import DecodingLayer
 from .._layer.lacks import lacking, why_not
 from .._layer.viewable import Viewable
 from ..errors import ShapeError
@@ -151,7 +151,7 @@ class DecodingModule(ShowsWeights):
         """True.  Reads functions that a program may replace and the layout compares, so that compilers see the read."""
         return True
 
-    @twin(Decodes.new_cache)
+    @twin(DecodingLayer.new_cache)
     @refuses_at_the_call
     def new_cache(
         self, batch: int, max_len: Optional[int], *, window: Optional[int] = None, sinks: int = 0

@@ -13,7 +13,7 @@ from .. import grouped as of_numpy
 from .._arguments import calls, scalars
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import check_causal_steps
-from .._decoder.steps import Decodes
+from .._decoder.steps import DecodingLayer
 from ._call import general
 from ._call.children import Layout
 from ._call.formulas import visible_keys
@@ -187,7 +187,7 @@ class GQAAttention(RotatesHeads):
         for name, n_out in (("W_q", hiddens), ("W_k", n_shared), ("W_v", n_shared), ("W_o", hiddens)):
             setattr(self, name, nn.Linear(hiddens, n_out, bias, **place))
 
-    @twin(Decodes.project)
+    @twin(DecodingLayer.project)
     @refuses_at_the_call
     def project(self, keys: Tensor, values: Tensor, valid_lens: Any = None) -> ProjectedKeyValues:
         """Project keys by W_k and values by W_v once, for a decoder that uses the same encoder outputs at every step.

@@ -155,7 +155,6 @@ ORDER = [
     ("_decoder.rolling",),
     ("_layer.call",),
     ("_decoder.steps",),
-    ("_layer.rotating",),
     ("layers", "variants", "similarity", "grouped"),
     ("dask",),
     ("selftest",),
