@@ -160,7 +160,6 @@ class DecodingLayer(AttentionLayer):
 
         return self._with_plan((queries, keys, values), check, run)
 
-
     def _seen_of_steps(self, given: Given, cache: KeyValueCache, counts: Any, n_steps: int) -> tuple[Any, Any]:
         """keep_mask and bias of a call with a cache, whose keys are all steps: the new ones too."""
         if given.keep_mask is None and given.bias is None:
