@@ -16,7 +16,7 @@ import numpy as np
 
 from . import _core, functional
 from ._arguments import scalars
-from ._arguments.arrays import floats, to_array, to_arrays, to_lengths
+from ._arguments.arrays import floats, to_array, to_arrays
 from ._arguments.calls import refuses_at_the_call
 from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of

@@ -115,9 +115,10 @@ class GQAAttention(RotatesHeads):
     ((2, 5, 16), (2, 4, 5, 5))
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    causal=None, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of
-    `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K), and `backward` gives the gradients of a call
-    in training mode.  A cache (`new_cache`) and what `project` returns hold num_kv_heads heads, rotated already.
+    causal=None, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types
+    and errors are those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K), and `backward` gives
+    the gradients of a call in training mode.  A cache (`new_cache`) and what `project` returns hold num_kv_heads heads,
+    rotated already.
 
     Parameters
     ----------
@@ -235,9 +236,10 @@ class CausalAttention(RotatesHeads):
     ((2, 5, 16), (2, 4, 5, 5))
 
     Call: attention(X (B, T, num_hiddens), *, keep_mask=None, bias=None, training=None, cache=None, valid_lens=None)
-    returns (B, T, num_hiddens); further arguments are ignored, as in the book, whose blocks pass X three times.  Types and errors are those of
-    `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T), and `backward` gives the gradient of a call
-    in training mode.  valid_lens (B,) is for a cache: how many new steps of each item count, also as fourth argument.
+    returns (B, T, num_hiddens); further arguments are ignored, as in the book, whose blocks pass X three times.  Types
+    and errors are those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T), and `backward` gives
+    the gradient of a call in training mode. valid_lens (B,) is for a cache: how many new steps of each item count, also
+    as fourth argument.
 
     Parameters
     ----------

@@ -188,10 +188,10 @@ class AdditiveAttention(DecodingLayer):
            [[10., 11., 12., 13.]]])
 
     Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
-    causal=False, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, Dv).  `keys` may be what `project_keys` gave.  All else is
-    as in `MultiHeadAttention`.  The second edition's constructor, AdditiveAttention(num_hiddens, dropout), lets the first
-    call set the features of keys and queries; the first edition's, AdditiveAttention(key_size, query_size, num_hiddens,
-    dropout), says them.
+    causal=False, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, Dv).  `keys` may be what
+    `project_keys` gave.  All else is as in `MultiHeadAttention`.  The second edition's constructor,
+    AdditiveAttention(num_hiddens, dropout), lets the first call set the features of keys and queries; the first
+    edition's, AdditiveAttention(key_size, query_size, num_hiddens, dropout), says them.
 
     Parameters
     ----------

@@ -196,8 +196,14 @@ test_parts(mha_dtype dtype, int additive, size_t heads)
 
 /* --- Layers --------------------------------------------------------------------------------------- */
 
-/* Everything a layer reads that has a gradient: inputs, weights, biases, additive weights. */
-enum { N_INPUTS = 3, N_WEIGHTS = 4, N_PARTS = N_INPUTS + 2 * N_WEIGHTS + 1, OF_ADDITIVE = N_PARTS - 1 };
+/* Everything a layer reads that has a gradient: inputs, weights, biases, additive weights, the bias of scores. */
+enum {
+    N_INPUTS = 3,
+    N_WEIGHTS = 4,
+    N_PARTS = N_INPUTS + 2 * N_WEIGHTS + 2,
+    OF_SCORES = N_PARTS - 1,
+    OF_ADDITIVE = N_PARTS - 2
+};
 
 typedef struct {
     mha_layer_args args;
@@ -208,33 +214,88 @@ typedef struct {
     mha_linear *linears[N_WEIGHTS];
 } layer_call;
 
+/* Strides of a mask over all scores, each axis of which may be shared. */
+static mha_mask
+drawn_mask(const mha_attention_args *a, const void *data)
+{
+    const ptrdiff_t keys = (ptrdiff_t)a->keys, matrix = (ptrdiff_t)a->queries * keys;
+
+    return (mha_mask){data, below(2) ? matrix * (ptrdiff_t)a->heads : 0, below(2) ? matrix : 0, below(3) ? keys : 0,
+                      below(4) ? 1 : 0};
+}
+
+/* Masks of numbers for all scores, of which an axis of stride 0 uses the first ones. */
+static void
+draw_layer_masks(layer_call *c)
+{
+    mha_attention_args *a = &c->args.attention;
+    const size_t scores = a->batch * a->heads * a->queries * a->keys;
+
+    if (below(2)) {
+        uint8_t *keep = allocate(scores);
+        for (size_t i = 0; i < scores; i++) {
+            keep[i] = below(4) != 0;
+        }
+        a->keep_mask = drawn_mask(a, keep);
+    }
+    if (below(2)) {
+        a->bias = drawn_mask(a, c); /* its numbers: later */
+        c->n[OF_SCORES] = scores;
+    }
+}
+
+/* Angles for more rows than there are; of each item, or of all. */
+static void
+draw_turns(layer_call *c, size_t pairs)
+{
+    const mha_attention_args *a = &c->args.attention;
+    const size_t rows = a->queries + a->keys;
+    double *angles = numbers(MHA_F64, a->batch * rows * pairs, 3.0);
+    void *cosines = allocate(a->batch * rows * pairs * size_of(a->dtype));
+    void *sines = allocate(a->batch * rows * pairs * size_of(a->dtype));
+    const ptrdiff_t stride = below(2) ? (ptrdiff_t)(rows * pairs) : 0;
+    const int turns = below(2) != 0;
+
+    for (size_t i = 0; i < a->batch * rows * pairs; i++) {
+        set(a->dtype, cosines, i, cos(angles[i]));
+        set(a->dtype, sines, i, sin(angles[i]));
+    }
+    for (int i = MHA_QUERIES; i <= MHA_KEYS; i++) {
+        if (turns && c->linears[i]->weight != NULL) {
+            c->args.inputs[i].turn = (mha_turn){cosines, sines, pairs, stride};
+        }
+    }
+}
+
 static void
 describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
 {
     mha_layer_args *a = &c->args;
     const int additive = (int)below(3) == 0,
               has[N_WEIGHTS] = {below(4) != 0, below(4) != 0, !additive && below(4) != 0, !additive && below(3) != 0};
-    const size_t heads = additive ? 1 : 1 + below(3), hiddens = heads * (1 + below(12));
+    const size_t kv_heads = additive ? 1 : 1 + below(3), group = additive ? 1 : 1 + below(3), heads = kv_heads * group;
+    const size_t head_dim = 2 * (1 + below(6)), hiddens = heads * head_dim, shared = kv_heads * head_dim;
 
     a->attention = (mha_attention_args){.dtype = dtype,
                                         .batch = 1 + below(3),
                                         .queries = 1 + below(9),
                                         .keys = 1 + below(70),
                                         .heads = heads,
-                                        .kv_heads = heads};
+                                        .kv_heads = kv_heads};
     a->inputs[0].size = has[0] ? 1 + below(20) : hiddens;
-    a->inputs[1].size = has[1] ? 1 + below(20) : hiddens;
-    a->inputs[2].size = has[2] ? 1 + below(20) : heads * (1 + below(9));
+    a->inputs[1].size = has[1] ? 1 + below(20) : shared;
+    a->inputs[2].size = has[2] ? 1 + below(20) : kv_heads * (1 + below(9));
     const size_t sizes[N_INPUTS] = {a->inputs[0].size, a->inputs[1].size, a->inputs[2].size};
-    const size_t value_features = has[2] ? heads * (1 + draw % 7) : a->inputs[2].size;
-    const size_t outputs[N_WEIGHTS] = {hiddens, hiddens, value_features, has[3] ? 1 + below(20) : value_features};
+    const size_t value_features = has[2] ? kv_heads * (1 + draw % 7) : a->inputs[2].size;
+    const size_t context = value_features * group;
+    const size_t outputs[N_WEIGHTS] = {hiddens, shared, value_features, has[3] ? 1 + below(20) : context};
 
     c->linears[0] = &a->inputs[0].W;
     c->linears[1] = &a->inputs[1].W;
     c->linears[2] = &a->inputs[2].W;
     c->linears[3] = &a->W_o;
     for (size_t i = 0; i < N_WEIGHTS; i++) {
-        const size_t in = i < N_INPUTS ? sizes[i] : value_features;
+        const size_t in = i < N_INPUTS ? sizes[i] : context;
         *c->linears[i] =
             (mha_linear){has[i] ? c : NULL, NULL, outputs[i], in, MHA_WEIGHT_PACKED, 0, 0}; /* packed: later */
         c->n[N_INPUTS + i] = has[i] ? outputs[i] * in : 0;
@@ -255,6 +316,8 @@ describe_layer(layer_call *c, mha_dtype dtype, size_t draw)
         a->attention.visible.lens_per_batch = 1;
     }
     a->attention.empty_rows = below(2) ? MHA_EMPTY_UNIFORM : MHA_EMPTY_ZERO;
+    draw_layer_masks(c);
+    draw_turns(c, head_dim / 2);
 }
 
 /* The loss sum(out * grad_out) for the numbers in c->x. */
@@ -276,6 +339,7 @@ run_layer_forward(layer_call *c)
     a->inputs[2].rows = (mha_operand){c->narrow[2], (ptrdiff_t)(a->attention.keys * a->inputs[2].size), 0,
                                       (ptrdiff_t)a->inputs[2].size};
     a->attention.additive_weights = c->n[OF_ADDITIVE] > 0 ? c->narrow[OF_ADDITIVE] : NULL;
+    a->attention.bias.data = c->n[OF_SCORES] > 0 ? c->narrow[OF_SCORES] : NULL;
     for (int i = 0; i < N_WEIGHTS; i++) {
         mha_linear *w = c->linears[i];
         if (w->weight != NULL) {
@@ -321,6 +385,12 @@ place_layer(layer_call *c)
         (mha_layer_grads){.forward = a,
                           .grad_out = c->grad_out,
                           .attention = {.grad_additive_weights = c->n[OF_ADDITIVE] > 0 ? c->got[OF_ADDITIVE] : NULL}};
+    if (c->n[OF_SCORES] > 0) { /* places that the bias does not use have no gradient */
+        const mha_mask *bias = &a->attention.bias;
+        memset(c->got[OF_SCORES], 0, c->n[OF_SCORES] * item);
+        c->grads.attention.grad_bias = (mha_mask_result){c->got[OF_SCORES], bias->batch_stride, bias->head_stride,
+                                                         bias->query_stride, bias->key_stride};
+    }
     for (int i = 0; i < N_INPUTS; i++) {
         const size_t n_rows = i == 0 ? a->attention.queries : a->attention.keys;
         const size_t size = i == 0 ? a->inputs[0].size : i == 1 ? a->inputs[1].size : a->inputs[2].size;

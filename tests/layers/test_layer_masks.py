@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
-from plain_layers import Plain, computed, seen
 
 import mha_c
 from mha_c import _core
+from plain_layers import Plain, computed, seen
 
 B, Q, K, HIDDENS = 2, 5, 7, 16
 KINDS = "multi_head", "dot_product", "additive", "grouped", "grouped_rope", "causal", "causal_rope"
