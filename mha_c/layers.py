@@ -91,8 +91,8 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
       float64; the result, (B, Q, num_hiddens), is of their type
     valid_lens  (B,) or (B, Q): how many keys count; the others are never read
     causal  True hides what comes after a query
-    keep_mask  bool, (Q, K) or (B, H, Q, K), of layers with one head (B, Q, K), where sizes 1 broadcast: True may attend;
-      with a cache K are all steps
+    keep_mask  bool, (Q, K) or (B, H, Q, K) (of layers with one head (B, Q, K)), where sizes 1 broadcast: True may
+      attend; with a cache K are all steps
     bias  of such a shape, and of the inputs' type: added to the scores
     training  overrides train() and eval() for one call
     cache  of `new_cache`: keys and values of earlier steps, to which those of this call are added
