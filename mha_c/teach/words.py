@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from .. import _language
 from .._arguments.calls import refuses_at_the_call
 
 SENTENCES = {
@@ -121,7 +122,7 @@ _translations: dict[str, str] = {}
 
 @refuses_at_the_call
 def set_language(language: str) -> None:
-    """Choose the language of what `check`, `laws` and `puzzle` say; MHA_C_LANGUAGE chooses it from outside.
+    """Choose the language of `check`, `laws`, `puzzle` and the pages of `view`; MHA_C_LANGUAGE does so from outside.
 
     >>> from mha_c import teach
     >>> def attention(queries, keys, values, valid_lens=None):
@@ -145,6 +146,7 @@ def set_language(language: str) -> None:
     if language not in LANGUAGES:
         raise ValueError(f"language must be one of {', '.join(LANGUAGES)}, got {language!r}")
     _translations = translations(language)
+    _language.choose(language)
 
 
 def translations(language: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ..errors import ShapeError
 from . import labels, pack
 from .page import Page
 from .sources import Layer, collect, on_cpu
+from .words import of_scripts, said
 
 if TYPE_CHECKING:
     from .._types import Array
@@ -102,7 +103,7 @@ def view(
     layers = collect(weights, num_heads, layer_names)
     if title is None:
         plain = isinstance(weights, (list, tuple)) or hasattr(weights, "shape")
-        title = "Attention weights" if plain else type(weights).__name__
+        title = said("Attention weights") if plain else type(weights).__name__
     title = str(title)
     examples = min(len(layer.weights) for layer in layers)
     lens = _lengths(valid_lens, examples)
@@ -123,6 +124,7 @@ def view(
         "notes": notes,
         "panels": encoded,
         "chosen": _chosen(encoded[0], head, query),
+        **({} if (words := of_scripts()) is None else {"words": words}),
     }
     return Page("view", data, _text(data, shown[0]), title, picture=lambda: _picture(shown[0]))
 
@@ -194,7 +196,8 @@ def _encode_all(
             break
         factor *= 2
     if factor > 1:
-        notes.append(f"Too large to show in full: {factor} neighbouring queries and keys are joined into one cell.")
+        too_large = "Too large to show in full: {n} neighbouring queries and keys are joined into one cell."
+        notes.append(said(too_large, n=factor))
     count = 1
     while count < min(examples, MAX_EXAMPLES):
         more = [_encode(panel, factor) for panel in panels(count)]
@@ -204,7 +207,7 @@ def _encode_all(
         encoded += more
         count += 1
     if count < examples:
-        notes.append(f"Examples 1 to {count} of {examples}.")
+        notes.append(said("Examples 1 to {count} of {examples}.", count=count, examples=examples))
     return encoded, notes
 
 
@@ -246,17 +249,23 @@ def _joined(sentence: labels.Sentence, size: int, step: int) -> labels.Sentence:
 def _text(data: dict[str, Any], first: _Panel) -> str:
     """The text shown where the page cannot run: one line for each head of the first example."""
     heads, num_queries, num_keys = first.weights.shape
-    lines = [f"{data['title']}: {heads} head{'s' * (heads > 1)}, {num_queries} queries x {num_keys} keys"]
+    how_many = said("{n} heads" if heads > 1 else "{n} head", n=heads)
+    about = "{title}: {heads}, {queries} queries x {keys} keys"
+    lines = [said(about, title=data["title"], heads=how_many, queries=num_queries, keys=num_keys)]
     for panel in data["panels"]:
         if panel["example"]:
             break
         if len(data["layers"]) > 1:
             lines.append(data["layers"][panel["layer"]])
-        names = data["heads"] or [f"head {i}" for i in range(panel["h"])]
-        for name, (entropy, confidence, words) in zip([*names, "mean"], panel["stats"]):
-            lines.append(f"  {name:<8} {words:<42} entropy {entropy:.2f} bits   confidence {confidence:.2f}")
+        names = data["heads"] or [said("head {n}", n=i) for i in range(panel["h"])]
+        for name, (entropy, confidence, words) in zip([*names, said("mean")], panel["stats"]):
+            numbers = {"entropy": f"{entropy:.2f}", "confidence": f"{confidence:.2f}"}
+            lines.append(
+                f"  {name:<8} {words:<42} " + said("entropy {entropy} bits   confidence {confidence}", **numbers)
+            )
     if len(data["layers"]) == 1 and max(num_queries, num_keys) <= 12:
-        lines += ["", "mean of the heads, queries down, keys across" if heads > 1 else "queries down, keys across"]
+        axes = "mean of the heads, queries down, keys across" if heads > 1 else "queries down, keys across"
+        lines += ["", said(axes)]
         lines += _table(first)
     return "\n".join(lines + data["notes"])
 

@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 
+from .words import OF_PYTHON, said
+
 if TYPE_CHECKING:
     from .._types import Array
+
+KNOWN = OF_PYTHON["zh"]  # other words are the reader's own
 
 SMALL = 1 << 16  # panels of at most so many weights have 16 bits per weight
 POOL_ABOVE = 64  # an axis of at most this length is never made coarser
@@ -77,7 +81,7 @@ def head_stats(weights: Array, key_tokens: Optional[list[str]], self_attention: 
     sums = weights.sum(axis=1, dtype=np.float64)
     rows = weights[sums > 0].astype(np.float64) / sums[sums > 0, None]  # without rows of zeros
     if not len(rows):
-        return HeadStats(0.0, 0.0, "no attention at all")
+        return HeadStats(0.0, 0.0, said("no attention at all"))
     logs = np.log2(rows, out=np.zeros_like(rows), where=rows > 0)
     entropy = -(rows * logs).sum(axis=1)
     visible = np.maximum((rows > 0).sum(axis=1), 1)
@@ -85,7 +89,7 @@ def head_stats(weights: Array, key_tokens: Optional[list[str]], self_attention: 
     largest, share = rows.max(axis=1).mean(), entropy.mean() / max(np.log2(visible).mean(), 1e-9)
     even = largest < max(0.4, 1.2 * (1 / visible).mean())  # with two or three keys an entropy says little
     if words is None or (share > 0.93 and even):
-        words = "spread evenly" if share > 0.93 and even else "spread widely" if share > 0.8 and even else "mixed"
+        words = said("spread evenly" if share > 0.93 and even else "spread widely" if share > 0.8 and even else "mixed")
     return HeadStats(float(entropy.mean()), float(largest), words)
 
 
@@ -93,7 +97,7 @@ def _pattern(weights: Array, key_tokens: Optional[list[str]], self_attention: bo
     """In words, the place that gets the most weight, if it gets at least a quarter of all weight."""
     num_queries, num_keys = weights.shape
     if num_keys == 1:
-        return "only one key to look at"
+        return said("only one key to look at")
     found: list[tuple[float, str]] = []
     if num_queries > 1:
         here = "the token itself" if self_attention else "the same position"
@@ -105,9 +109,12 @@ def _pattern(weights: Array, key_tokens: Optional[list[str]], self_attention: bo
     columns = weights.mean(axis=0)
     best = int(columns.argmax())
     names = {0: "the first token", num_keys - 1: "the last token"} if self_attention else {}
-    label = f"“{key_tokens[best]}”" if key_tokens and best < len(key_tokens) else f"key {best}"
+    label = f"“{key_tokens[best]}”" if key_tokens and best < len(key_tokens) else said("key {n}", n=best)
     found.append((float(columns[best]), names.get(best, label)))
     share, words = max(found)
     if share < 0.25:
         return None
-    return f"{'mostly' if share >= 0.4 else 'partly'} {words}, {100 * share:.0f} %"
+    how = said("mostly" if share >= 0.4 else "partly")
+    return said(
+        "{how} {what}, {share} %", how=how, what=said(words) if words in KNOWN else words, share=f"{100 * share:.0f}"
+    )

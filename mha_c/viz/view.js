@@ -11,6 +11,7 @@ const CHOSEN = { head: 0, mode: "Matrix", topk: 4, root: null, row: null, column
 const MARKS = ["row", "column", "pointed"]; // what is only marked: all else is drawn again
 
 async function buildView(host, data) {
+  if (data.words) spoken = data.words;
   const view = await makeView(data, Store({}));
   return { root: view.root, first: view.first, ready: () => view.follow(host) };
 }

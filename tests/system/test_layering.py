@@ -137,7 +137,7 @@ def test_an_isa_uses_one_vocabulary(path):
 
 ORDER = [
     ("_core", "_no_core", "_types"),
-    ("errors", "_arguments.names"),
+    ("errors", "_arguments.names", "_language"),
     ("_arguments.scalars",),
     ("_arguments.core_refusals",),
     ("_arguments.arrays", "_arguments.calls", "_layer.kept_weights"),

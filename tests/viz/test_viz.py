@@ -13,7 +13,9 @@ import pytest
 import children
 import needs
 from checks import softmax
+from mha_c import teach
 from mha_c.viz import pack, view
+from mha_c.viz import page as page_module
 from view_pages import drawn_weights, unpacked
 
 SENTENCE = "the cat sat on the mat".split()
@@ -219,3 +221,21 @@ def test_a_head_or_a_query_that_is_not_there_is_refused(weights, asked, says):
         view(weights(2, 3, 3), "the cat sat", **asked)
     with pytest.raises(ValueError, match="give its place, or tokens"):
         view(weights(2, 3, 3), query="cat")
+
+
+@pytest.fixture
+def in_chinese():
+    teach.set_language("zh")
+    yield
+    teach.set_language("en")
+
+
+def test_the_page_speaks_the_readers_language(in_chinese, weights):
+    page = view(weights(2, 3, 3), "the cat sat")
+    assert page.text.splitlines()[0] == "注意力权重：2 个头，3 个查询 x 3 个键"
+    assert not re.search("[a-z]{3}", re.sub("the|cat|sat", "", page.text)), page.text
+    sources = "".join(page_module.asset(page_module.FOLDER / name) for name in page_module.SCRIPTS["view"][0])
+    said = set(re.findall(r'\bT\(\s*"((?:[^"\\]|\\.)*)"', sources))
+    assert len(said) > 20 and said <= {*page.data["words"]}
+    teach.set_language("en")
+    assert "words" not in view(weights(2, 3, 3)).data
