@@ -214,7 +214,6 @@ class AdditiveAttention(DecodingLayer):
     """
 
     W_k, W_q, w_v = Projection(), Projection(), Projection()
-    _with_masks = "additive_attention"
     _forms = constructors.ADDITIVE
 
     @overload

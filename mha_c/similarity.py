@@ -112,7 +112,6 @@ class KernelAttention(Trained, Viewable):
     Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
     """
 
-    _with_masks = ""  # no function takes kernels and any mask
     _record: Optional[_Record] = None
 
     @refuses_at_the_call

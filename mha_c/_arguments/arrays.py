@@ -95,8 +95,8 @@ def to_lengths(value: Any, name: str = "valid_lens") -> Any:
     if kind == "b":
         raise TypeError(
             f"{name} has dtype bool, like a mask, but takes lengths: how many keys each item or query may see.  "
-            "If the keys marked True come first, write mask.sum(-1); for any other mask call "
-            "dot_product_attention of mha_c.functional or mha_c.torch.functional with keep_mask=mask"
+            "If the keys marked True come first, write mask.sum(-1); any other mask is a layer's or function's "
+            "keep_mask=mask, (Q, K) or with the axes of the weights"
         )
     if kind == "f":
         array = array.astype(np.float64)

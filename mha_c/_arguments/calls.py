@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from opcode import opmap
 from typing import Any, TypeVar, cast
 
@@ -17,9 +17,9 @@ _RAISE = opmap["RAISE_VARARGS"]
 
 # Names of masks in other libraries, and whether True hides a key there; None: in some of them.
 _MASKS = {
-    **dict.fromkeys(("attention_mask", "keep_mask"), False),
+    **dict.fromkeys(("attention_mask", "keep_mask", "key_mask", "value_mask"), False),
     **dict.fromkeys((f"{of}key_padding_mask" for of in ("", "src_", "tgt_", "memory_")), True),
-    **dict.fromkeys(("mask", "attn_mask"), None),
+    **dict.fromkeys((f"{of}mask" for of in ("", "attn_", "src_", "tgt_", "memory_", "padding_", "pad_")), None),
 }
 _CAUSAL = "is_causal", "use_causal_mask"
 INPUTS = "queries", "keys", "values"
@@ -64,13 +64,8 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
         hint = layer._lacks[name]
     elif name in _CAUSAL and "causal" in known:
         hint = "write causal=True"
-    elif name in _MASKS and "queries" in known:
-        hint = _instead_of(name, layer)
-    elif name in _MASKS:
-        hint = (
-            "it is causal without a mask, so leave this one out, also that of a padded end, which no step before it "
-            "sees; for other lengths GQAAttention(num_hiddens, num_heads, num_heads) takes valid_lens"
-        )
+    elif name in _MASKS and not {"keep_mask", "valid_lens"}.isdisjoint(known):
+        hint = _instead_of(name, layer, known)
     else:
         hint = f"it is called with {signature.replace(parameters=shown, return_annotation=signature.empty)}"
         found = meant(name, known)
@@ -78,24 +73,22 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
     return TypeError(f"{type(layer).__name__}.{call}() got an unexpected keyword argument {name!r}: {hint}")
 
 
-def _instead_of(mask: str, layer: Any) -> str:
-    """What to write instead of a mask; `_with_masks` of a layer names the function that takes any."""
-    functional = getattr(layer, "_with_masks", "dot_product_attention")
-    home = "mha_c.torch" if hasattr(layer, "named_modules") else "mha_c"
-    hides = _MASKS[mask]
+def _instead_of(mask: str, layer: Any, known: Collection[str]) -> str:
+    """What to write instead of a mask."""
+    hides, causal = _MASKS[mask], "For a causal mask write causal=True"
     keep = f"~{mask}" if hides else mask
-    lens = f"({keep})" if hides else keep
-    of_items, of_rows = " of a mask (B, K) or (B, Q, K)", ", which is (Q, K) or (B, Q, K)"
-    if "padding" in mask:  # (B, K): one row for all queries
-        keep, of_items, of_rows = f"{keep}[:, None]", "", ""
-    text = (
-        f"layers take valid_lens, how many keys each item or each query may see, and causal.  For a causal mask write "
-        f"causal=True; if the keys that count come first, valid_lens={lens}.sum(-1){of_items}"
-    )
-    if functional:
-        function = f"{home}.functional.{functional}"
-        text += f"; for any other mask call {function}(..., keep_mask={keep}){of_rows}, where True = may attend"
-    return text if hides is not None else f"{text}.  If True hides, as in torch.nn.MultiheadAttention, it is ~{mask}"
+    of_items = "" if "padding" in mask else " of a mask (B, K) or (B, Q, K)"  # (B, K): one row for all queries
+    lens = f"valid_lens={f'({keep})' if hides else keep}.sum(-1){of_items}"
+    if "keep_mask" not in known:  # of kernels, which are no scores
+        return f"it takes valid_lens, how many keys each item or each query may see, here {lens}.  {causal}"
+    axes, full = ("[:, None, None]", "(B, H, Q, K)") if layer._by_head else ("[:, None]", "(B, Q, K)")
+    of_rows = "" if hides else f"keep_mask={keep} of a mask (Q, K) or {full}, "
+    text = f"write {of_rows}keep_mask={keep}{axes} of a mask (B, K), where True = may attend"
+    if hides is None:
+        text += f".  If True hides, as in torch.nn.MultiheadAttention, it is ~{mask}; a mask of floats is bias={mask}"
+    if "queries" not in known:  # its queries and keys are of one sequence
+        return f"{text}.  It is causal without a mask"
+    return f"{text}.  {causal}; if the keys that count come first, {lens} is faster"
 
 
 def check_rest(layer: Any, defaults: Any, named: Mapping[str, Any]) -> None:
@@ -103,7 +96,7 @@ def check_rest(layer: Any, defaults: Any, named: Mapping[str, Any]) -> None:
     if named:
         raise misnamed(layer, "forward", named)
     if not all(x is None or (getattr(x, "ndim", 0) == 0 and not x) for x in defaults):  # a tracer's False is a tensor
-        raise TypeError(f"{type(layer).__name__} takes causal, training and cache by name, nothing after valid_lens")
+        raise TypeError(f"{type(layer).__name__} takes causal, training, cache and masks by name, after valid_lens")
 
 
 def check_order(owner: str, keys: Any, values: Any, valid_lens: Any) -> None:

@@ -269,6 +269,7 @@ class AttentionLayer(Planned, Viewable):
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
     @overload
     def backward(self, grad_output: Any) -> tuple[Any, Any, Any]: ...
+    @calls.refuses_at_the_call
     def backward(self, grad_output: Any) -> Any:
         """Gradients of a loss with respect to queries, keys and values, given `grad_output`, that of the output.
 

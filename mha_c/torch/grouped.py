@@ -143,8 +143,8 @@ class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
     Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    causal=None) returns (B, Q, num_hiddens).  Arguments, types and errors are those of `MultiHeadAttention`;
-    `attention_weights` is then (B, num_heads, Q, K).
+    causal=None, keep_mask=None, bias=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types and errors are
+    those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K).
 
     Attributes
     ----------
@@ -273,9 +273,10 @@ GQAAttention._layout = layout_of(enumerate(("W_q", "W_k", "W_v", "W_o")))
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
-    Call: attention(X (B, T, num_hiddens)) returns (B, T, num_hiddens); further arguments are ignored, as in the book,
-    whose blocks pass X three times.  `attention_weights` is then (B, num_heads, T, T).  valid_lens (B,) is for a cache:
-    how many new steps of each item count, also as fourth argument.
+    Call: attention(X (B, T, num_hiddens), *, keep_mask=None, bias=None, cache=None, valid_lens=None) returns
+    (B, T, num_hiddens); further arguments are ignored, as in the book, whose blocks pass X three times.  keep_mask and
+    bias are those of `MultiHeadAttention`, within the causal mask.  `attention_weights` is then (B, num_heads, T, T).
+    valid_lens (B,) is for a cache: how many new steps of each item count, also as fourth argument.
 
     Attributes
     ----------

@@ -69,19 +69,24 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     >>> mha.attention_weights.shape
     torch.Size([2, 5, 4, 6])
 
-    Call: mha(queries, keys, values, valid_lens=None, *, causal=False, training=None, cache=None)
+    Call: mha(queries, keys, values, valid_lens=None, *, causal=False, keep_mask=None, bias=None, training=None,
+    cache=None)
 
     queries, keys, values  (B, Q, .), (B, K, .), (B, K, .), of the parameters' device and type; on the CPU 16-bit floats
       are computed in float32; the result is (B, Q, num_hiddens)
     valid_lens  (B,) or (B, Q): how many keys count; the others are never read, unless a part of the layer was replaced
       or has hooks: then the call is the book's own lines
     causal  True hides what comes after a query
+    keep_mask  bool, (Q, K) or (B, H, Q, K) (of layers with one head (B, Q, K)), where sizes 1 broadcast: True may
+      attend; with a cache K are all steps
+    bias  added to the scores, of the same shapes and of the inputs' type; gradients flow back to it
     training  overrides the mode of the dropout
     cache  of `new_cache`: keys and values of earlier steps, to which those of this call are added
 
     A wrong argument raises ShapeError, TypeError or ValueError.  The first edition's constructor,
     MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False), works as well,
-    and sets the features of the inputs; else the projections are nn.LazyLinear until the first call sets them, as in d2l.
+    and sets the features of the inputs; else the projections are nn.LazyLinear until the first call sets them, as in
+    d2l.
 
     `attention_weights` (B, H, Q, K) are those before dropout, computed when first read; gradients flow from them to
     inputs and parameters, but not to the output, which is computed without them (RuntimeError).  Each call with
@@ -178,7 +183,6 @@ class AdditiveAttention(AttentionModule):
     torch.Size([2, 1, 4])
     """
 
-    _with_masks = "additive_attention"
     _forms = constructors.ADDITIVE
 
     @overload

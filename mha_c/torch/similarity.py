@@ -59,8 +59,6 @@ class KernelAttention(ShowsWeights, Viewable):
     torch.Size([])
     """
 
-    _with_masks = of_numpy.KernelAttention._with_masks
-
     @refuses_at_the_call
     def __init__(
         self, kernel: Any = "gaussian", width: float = 1.0, *, empty_rows: EmptyRows = "uniform", device: Any = None,

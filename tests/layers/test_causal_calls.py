@@ -123,9 +123,7 @@ def test_causal_attention_is_causal_whatever_is_said():
         np.testing.assert_array_equal(layer(x, x, x, causal=causal), layer(x))
     with pytest.raises(ValueError, match=r"always causal: GQAAttention\(.*causal=False\)"):
         layer(x, causal=False)
-    with pytest.raises(
-        TypeError, match=r"'attn_mask': it is causal without a mask, so leave this one out, .* GQAAttention"
-    ):
+    with pytest.raises(TypeError, match=r"'attn_mask': write keep_mask=attn_mask of .*It is causal without a mask"):
         layer(x, attn_mask=None)
 
 

@@ -41,21 +41,41 @@ def test_the_keywords_of_functions_are_shown_and_held_to(name):
 books = pytest.mark.parametrize("kind", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention"])
 
 
+MASKS = "mask attn_mask attention_mask key_padding_mask src_key_padding_mask src_mask tgt_mask".split()
+
+
 @books
-@pytest.mark.parametrize("name", ["mask", "attn_mask", "attention_mask", "key_padding_mask", "src_key_padding_mask"])
+@pytest.mark.parametrize("name", MASKS)
 def test_a_mask_by_another_name_is_told_what_to_write(side, kind, name):
     padding = "padding" in name  # True = hide, (B, K)
-    lens, keep = (f"(~{name}).sum(-1)", f"~{name}[:, None]") if padding else (f"{name}.sum(-1)", name)
+    lens, keep = (f"(~{name}).sum(-1)", f"~{name}") if padding else (f"{name}.sum(-1)", name)
     layer, ones = built(side, kind)
     with pytest.raises(TypeError, match=f"{kind}.*unexpected keyword argument '{name}'.*causal=True") as caught:
         layer(ones((2, 3, 4)), ones((2, 5, 4)), ones((2, 5, 4)), **{name: ones((3, 5))})
-    function = "additive_attention" if kind == "AdditiveAttention" else "dot_product_attention"
-    text = str(caught.value)
-    items, rows = ("", "") if padding else (" of a mask (B, K) or (B, Q, K)", ", which is (Q, K) or (B, Q, K)")
-    assert f"valid_lens={lens}{items};" in text
-    assert f" call {side[0].__name__}.functional.{function}(..., keep_mask={keep}){rows}," in text
-    told = f"If True hides, as in torch.nn.MultiheadAttention, it is ~{name}" in text
-    assert told == (name in ("mask", "attn_mask"))
+    text, by_head = str(caught.value), kind == "MultiHeadAttention"
+    assert f"keep_mask={keep}{'[:, None, None]' if by_head else '[:, None]'} of a mask (B, K)" in text
+    rows = f"keep_mask={keep} of a mask (Q, K) or {'(B, H, Q, K)' if by_head else '(B, Q, K)'}"
+    assert (rows in text) == (not padding)
+    assert f"valid_lens={lens}{'' if padding else ' of a mask (B, K) or (B, Q, K)'} is faster" in text
+    told = f"If True hides, as in torch.nn.MultiheadAttention, it is ~{name}; a mask of floats is bias={name}" in text
+    assert told == (not padding and name != "attention_mask")
+
+
+def test_what_is_said_of_a_mask_by_another_name_is_so(side):
+    """Padding at the left: True, 1 or False where it hides, of items, and the same of all pairs."""
+    layer, ones = built(side, "MultiHeadAttention")
+    x = ones((2, 3, 4)) * (np.arange(1, 4)[:, None] if side[0] is mha_c else 1)
+    mask = np.array([[False, True, True], [True, True, True]])
+    mask = mask if side[0] is mha_c else needs.module("torch").from_numpy(mask)
+    expected = np.asarray(layer(x, x, x, keep_mask=mask[:, None, None]).tolist())
+    for keep in (~(~mask)[:, None, None], mask[:, None, None] * 1):
+        np.testing.assert_allclose(np.asarray(layer(x, x, x, keep_mask=keep).tolist()), expected, rtol=1e-12)
+    with pytest.raises(
+        ValueError, match=r"keep_mask has shape \(2, 3\).*axis 0 is 2.*write keep_mask\[:, None, None\]"
+    ):
+        layer(x, x, x, keep_mask=mask)
+    with pytest.raises(ValueError, match=r"keep_mask has dtype.*numbers other than 0 and 1"):
+        layer(x, x, x, keep_mask=mask[:, None, None] * 2)
 
 
 @books
@@ -122,7 +142,7 @@ def test_a_mask_as_lengths_is_told_the_sum_and_the_place_for_masks(side, kind):
     x = ones((2, 3, 4))
     with pytest.raises(TypeError, match=r"mask\.sum\(-1\).*keep_mask") as caught:
         layer(x, x, x, np.ones((2, 3), bool))
-    assert f"{side[0].__name__}.functional" in str(caught.value)
+    assert "keep_mask=mask" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_the_signature_of_a_call_shows_what_it_takes_and_no_more(world):
         needs.module("torch")
     kind = importlib.import_module(world).MultiHeadAttention
     call = inspect.signature(kind.forward if world == "mha_c.torch" else kind.__call__)
-    masks = ["keep_mask", "bias"] if "keep_mask" in call.parameters else []  # the NumPy layers' come next
+    masks = ["keep_mask", "bias"]
     assert [*call.parameters] == [
         "self",
         "queries",
