@@ -45,7 +45,7 @@ class LineFacts:
     items     [Chain or None] containers an item of which is set or deleted
     looked    [(Chain or None, Constant or None, "getattr" or "hasattr")]
     calls     [(Chain, its arguments or None)]
-    indexed   [(Chain, index)]
+    indexed   [(Chain or None, index)]
     outside   words of what changes something outside
     """
 
@@ -58,7 +58,7 @@ class LineFacts:
         self.items: list[Optional[Chain]] = []
         self.looked: list[tuple[Any, Any, str]] = []
         self.calls: list[tuple[Chain, Any]] = []
-        self.indexed: list[tuple[Chain, Any]] = []
+        self.indexed: list[tuple[Optional[Chain], Any]] = []
         self.outside: list[str] = []
 
 
@@ -126,7 +126,14 @@ class _Walk:
             self._otherwise(one)
         elif name.startswith(("CALL", "PRECALL")) and name not in ("CALL_INTRINSIC_1", "CALL_INTRINSIC_2"):
             self._call(one)
-        elif name.startswith(("BINARY_", "INPLACE_", "UNARY_")) and name not in ("BINARY_SLICE",):
+        elif name == "BINARY_SLICE":
+            parts = self._pop(3)
+            self.line.indexed.append((parts[0] if isinstance(parts[0], Chain) else None, Mixed(tuple(parts[1:]))))
+            self.stack.append(UNSEEN)
+        elif name == "BUILD_SLICE":
+            parts = self._pop(one.arg)
+            self.stack.append(Mixed(tuple(parts)))
+        elif name.startswith(("BINARY_", "INPLACE_", "UNARY_")):
             self._operate(one)
         elif name in ("COPY", "DUP_TOP"):
             self.stack.append(self._top(one.arg if name == "COPY" else 1))
@@ -189,8 +196,7 @@ class _Walk:
         n = 1 if one.opname.startswith("UNARY") else 2
         parts = [self._top(i) for i in range(n, 0, -1)]
         if one.opname == "BINARY_SUBSCR" or (one.opname == "BINARY_OP" and one.argrepr == "[]"):
-            if isinstance(parts[0], Chain):
-                self.line.indexed.append((parts[0], parts[1]))
+            self.line.indexed.append((parts[0] if isinstance(parts[0], Chain) else None, parts[1]))
             parts = [UNSEEN]
         self._pop(n) if n > 1 else self._pop()
         self.stack.append(UNSEEN if UNSEEN in parts else Mixed(tuple(parts)))

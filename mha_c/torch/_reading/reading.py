@@ -16,7 +16,7 @@ from .._tensors import recorded_or_transformed
 from .graph import Condition, Effect, Form, Graph, Line, Reading, Reason, Value, walked
 from .recording import Recorder, modes_now
 from .settings import MISSING, CannotKeep, Settings
-from .sizes import Ratio, Size, plain
+from .sizes import Axis, Ratio, Size, plain
 from .tracing import Tracer, Written
 
 Mode: Any = getattr(torch.overrides, "TorchFunctionMode", None)
@@ -209,6 +209,9 @@ class _Ending:
         found = [x for x in map(self._effect, self.tracer.written.values()) if x is not None]
         self._check_changes()
         self._check_functions()
+        self._check_items()
+        if modes_now() != self.recorder.modes:
+            self.recorder.refuse("gradients, or autocast, are switched on or off", Line("", 0, ""))
         for leaf in self.recorder.leaves if self.recorder.reads_requires_grad else ():
             if leaf.kind != "input" and leaf.tensor is not None:
                 self.settings.requires_grad.append((leaf.tensor, leaf.requires_grad))
@@ -288,7 +291,7 @@ class _Ending:
         return next((name for name, module in self.root.named_modules() if module is owner), None)
 
     def _check_changes(self) -> None:
-        kept = self.settings._things
+        kept = {*self.settings._things, *self.settings.dicts()}
         for owner, line, words in self.tracer.changed:
             if id(owner) in kept or id(owner) in self.settings.met or self._is_of_root(owner):
                 self.recorder.refuse(f"{words} of something that stays", line)
@@ -298,6 +301,18 @@ class _Ending:
                 self.recorder.refuse("an item is set of something that was not seen", line)
         for line in self.tracer.unseen_stores.values():
             self.recorder.refuse("an attribute is set of something that was not seen", line)
+
+    def _check_items(self) -> None:
+        """A line that takes items of what nobody saw, but of fewer tensors: a size may have been the place."""
+        taken: dict[tuple[str, int], int] = {}
+        for node in self.recorder.nodes:
+            if node.name == "__getitem__":
+                taken[node.line.file, node.line.number] = taken.get((node.line.file, node.line.number), 0) + 1
+        for line, n in self.tracer.indexed.items():
+            if taken.get((line.file, line.number), 0) < n:
+                for axis in (Axis(x.name, i) for x in self.call.inputs.values() for i in range(len(x.shape))):
+                    self.recorder.log.pinned.setdefault(axis, None)
+                    self.recorder.lines.setdefault(axis, line)
 
     def _check_functions(self) -> None:
         """Each function that ran must be one that was seen, or made by one that ran."""

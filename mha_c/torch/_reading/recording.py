@@ -26,7 +26,7 @@ def is_theirs(file: str) -> bool:
     found = _theirs.get(file)
     if found is None:
         normal = file.replace("\\", "/")
-        found = normal.startswith((TORCH.replace("\\", "/"), OURS.replace("\\", "/"))) or file.startswith("<frozen")
+        found = normal.startswith((TORCH.replace("\\", "/"), OURS.replace("\\", "/"))) or file.startswith("<frozen importlib")
         found = _theirs[file] = found or "/einops/" in normal
     return found
 
@@ -143,6 +143,8 @@ class Recorder:
             return function(*args, **kwargs)
         line = line_of(sys._getframe(2))
         noted_args, noted_kwargs = self._noted(args), self._noted(kwargs)
+        if len(noted_args) == 1 and "other" in noted_kwargs:
+            noted_args = (*noted_args, noted_kwargs.pop("other"))
         if reflected and len(noted_args) == 2:
             noted_args = noted_args[::-1]
         before = self._check(name, args, kwargs, line)

@@ -141,6 +141,10 @@ class Settings:
         self.meet(value, words or str(name))
         return value
 
+    def dicts(self) -> set[int]:
+        """The ids of all dicts of which a name is kept."""
+        return {owner for owner, _ in self._names}
+
     def has_name(self, names: dict[str, Any], name: Any) -> bool:
         return (id(names), name) in self._names
 
@@ -205,8 +209,12 @@ class Settings:
                 self._meet_object(value, None)
                 for x in list(value):
                     self.meet(x, words)
+        elif hasattr(kind, "__next__"):
+            raise CannotKeep(f"{words} goes on where an earlier call stopped")
         elif isinstance(value, FunctionType):
             self.function(value)
+        elif isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, (type, ModuleType, type(None))):
+            self.meet(value.__self__, words)
         elif isinstance(value, MethodType):
             self.meet(value.__func__, words)
             self.meet(value.__self__, words)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from .bytecode import Chain, Constant, LineFacts, Mixed, facts_of
 from .functions import DATA, FACTS, SILENT, is_pure, name_of
 from .graph import Line
-from .recording import Recorder, is_theirs
+from .recording import TORCH, Recorder, is_theirs
 from .settings import MISSING, UNSEEN, CannotKeep, Settings
 from .sizes import Axis, Ratio, Size, formula_of
 
@@ -72,7 +72,19 @@ _PLAIN_TYPES = frozenset((
     staticmethod, classmethod, torch.Size, torch.device, torch.dtype, torch.finfo, torch.iinfo, Tensor, nn.Parameter,
     itertools.chain, itertools.product, itertools.zip_longest, itertools.islice, itertools.repeat, itertools.accumulate,
     itertools.starmap, itertools.combinations, itertools.permutations, itertools.takewhile, operator.itemgetter,
-    operator.attrgetter, MethodType, FunctionType, ModuleType, BuiltinFunctionType, type(None), type(Ellipsis),
+    MethodType, FunctionType, ModuleType, BuiltinFunctionType, type(None), type(Ellipsis),
+))  # fmt: skip
+
+
+# Names by which attributes are read that no other name shows.
+_WHOLE = frozenset(("__dict__", "__getattribute__", "__getattr__", "__getstate__", "__reduce__", "__reduce_ex__", "f_locals", "gi_frame"))
+
+
+# Where torch's functions of Python stand that do no more than ask torch for others.
+_TORCH_FILES = frozenset((
+    "nn/functional.py", "functional.py", "_tensor.py", "autograd/grad_mode.py", "amp/autocast_mode.py", "overrides.py",
+    "_jit_internal.py", "_VF.py", "nn/parameter.py", "utils/_contextlib.py", "_C/_nn.py", "_utils.py", "autograd/function.py",
+    "_namedtensor_internals.py", "_ops.py", "_classes.py", "_lowrank.py", "utils/_device.py", "nn/utils/parametrize.py",
 ))  # fmt: skip
 
 
@@ -97,6 +109,7 @@ class Tracer:
         self.unseen_items: dict[tuple[str, int], Line] = {}
         self.loose: dict[str, None] = {}
         self.thread = threading.get_ident()
+        self.indexed: dict[Line, int] = {}  # how often a line took an item, at a place that was not seen, of what was not seen
         self.wholes: dict[int, Any] = {}  # objects of which any attribute may have been read
         self.fresh: dict[int, Any] = {}  # objects that the call has made
         self._floats: list[tuple[int, bool]] = []
@@ -122,6 +135,8 @@ class Tracer:
         if is_theirs(file):
             if file == _MODULE_FILE:
                 self._of_module(frame, code.co_name)
+            elif frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
+                self._of_torch(frame, file, code.co_name)
             if not file.startswith(_LAYERS) or code.co_name not in ("forward", "_conv_forward"):
                 return None
         elif _is_standard(file) and self._is_of_torch(frame.f_back):
@@ -184,6 +199,14 @@ class Tracer:
         elif name not in _HARMLESS and frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
             self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame))
 
+    def _of_torch(self, frame: FrameType, file: str, name: str) -> None:
+        """A function of torch in Python that a reader's line calls."""
+        place = file.replace("\\", "/")[len(TORCH) :] if file.replace("\\", "/").startswith(TORCH) else ""
+        if place.startswith("nn/modules/") or place in _TORCH_FILES or not place or name in _TORCH_ASKS:
+            return
+        if not (_is_standard(frame.f_back.f_code.co_filename) and self._is_of_torch(frame.f_back)):  # type: ignore[union-attr]
+            self.recorder.refuse(f"what torch's {name}() reads and does is not known", self._caller(frame))
+
     def _caller(self, frame: Any) -> Line:
         while frame is not None and is_theirs(frame.f_code.co_filename):
             frame = frame.f_back
@@ -197,6 +220,9 @@ class Tracer:
         for chain in facts.reads:
             found[chain] = self._value(frame, local, chain, found)
         self.loose.update(facts.loose)
+        past = _WHOLE.intersection(facts.loose)
+        if past:
+            self.recorder.refuse(f"{min(past)} reads past the names of attributes", self.line_of(frame))
         for owner, name, how in facts.looked:
             self._looked(frame, found, owner, name)
         for owner, name in facts.stores:
@@ -206,7 +232,7 @@ class Tracer:
         for callee, arguments in facts.calls:
             self._calls(frame, found, found.get(callee), arguments)
         for owner, index in facts.indexed:
-            self._indexes(found, found.get(owner), index)
+            self._indexes(frame, found, found.get(owner, UNSEEN) if owner else UNSEEN, index)
         if facts.outside:
             self._changes_outside(frame, facts.outside)
 
@@ -231,9 +257,19 @@ class Tracer:
         kind = type(owner)
         if kind in _VALUE_TYPES:
             return UNSEEN
+        if name in _WHOLE and not isinstance(owner, Tensor):
+            return self._whole(owner, name, frame)
         found = self.settings.attribute(owner, name)
         self._check(found, name, frame)
         return found
+
+    def _whole(self, owner: Any, name: str, frame: FrameType) -> Any:
+        """An object's attributes are read past its names."""
+        if name == "__dict__" and not isinstance(owner, (type, ModuleType)):
+            self.wholes[id(owner)] = owner
+            return owner.__dict__
+        self.recorder.refuse(f"{name} reads past the names of attributes", self.line_of(frame))
+        return UNSEEN
 
     def _global(self, frame: FrameType, name: str) -> Any:
         names = frame.f_globals
@@ -250,7 +286,9 @@ class Tracer:
     def _check(self, found: Any, name: str, frame: FrameType) -> None:
         """Refuse what hides what it reads."""
         kind = type(found)
-        if isinstance(found, functools._lru_cache_wrapper):
+        if found is operator.attrgetter or found is operator.methodcaller:
+            self.recorder.refuse(f"{name} reads attributes that no line names", self.line_of(frame))
+        elif isinstance(found, functools._lru_cache_wrapper):
             self.recorder.refuse(f"{name} keeps results of earlier calls", self.line_of(frame))
         elif isinstance(found, type) and found not in _PLAIN_TYPES and not found.__flags__ & (1 << 9):
             if found.__module__ not in ("builtins", "torch", "numpy", "collections", "types", "torch._C"):
@@ -323,8 +361,12 @@ class Tracer:
             for each in arguments if arguments is not None else [UNSEEN]:
                 self._pin(found, each)
 
-    def _indexes(self, found: Any, owner: Any, index: Any) -> None:
-        if type(owner) in (list, tuple, str, bytes, range) and not isinstance(index, Constant):
+    def _indexes(self, frame: FrameType, found: Any, owner: Any, index: Any) -> None:
+        if owner is UNSEEN or owner is MISSING:
+            if not isinstance(index, Constant):
+                line = self.line_of(frame)
+                self.indexed[line] = self.indexed.get(line, 0) + 1
+        elif type(owner) in (list, tuple, str, bytes, range) and not isinstance(index, Constant):
             self._pin(found, index)
 
     def _pin(self, found: Any, given: Any) -> None:
@@ -338,7 +380,7 @@ class Tracer:
         value = found.get(given, UNSEEN) if isinstance(given, Chain) else UNSEEN
         if isinstance(value, (Size, Ratio)):
             self.recorder.log.pin(formula_of(value))
-        elif value is UNSEEN:
+        elif value is UNSEEN or value is MISSING:  # a name of a line that also sets it
             self.pin_all()
 
     def pin_all(self) -> None:
@@ -370,6 +412,8 @@ class Tracer:
             plain_name = name_of(function)[0]
             known = is_pure(plain_name) or plain_name in FACTS or plain_name in DATA or plain_name in SILENT
             known = known or name in _TORCH_ASKS or not isinstance(owner, Tensor)
+        elif isinstance(owner, type):
+            known = owner.__module__ in ("builtins", "torch") and name != "__getattribute__"
         elif isinstance(owner, _KINDS):
             known = True
             if name in _CHANGE and not isinstance(owner, type):
@@ -417,7 +461,7 @@ def _is_standard(file: str) -> bool:
     """Whether it is a file of Python's own library, or of a record."""
     found = _standard.get(file)
     if found is None:
-        found = file.startswith(_STANDARD) and "site-packages" not in file
+        found = (file.startswith(_STANDARD) and "site-packages" not in file) or file.startswith("<frozen")
         _standard[file] = found
     return found
 
