@@ -34,19 +34,24 @@ if Mode is not None:
     class _Reading(Mode):
         sees_layers = True  # see `_private.in_mode`
 
-        def __init__(self, recorder: Recorder) -> None:
+        def __init__(self, recorder: Recorder, tracer: Optional[Tracer]) -> None:
             super().__init__()
-            self.recorder = recorder
+            self.recorder, self.tracer = recorder, tracer
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             recorder = self.recorder
             if recorder.inside:
                 return func(*args, **(kwargs or {}))
+            tracer = self.tracer
+            if tracer is not None:
+                tracer.pause()
             recorder.inside = True
             try:
                 return recorder.call(func, args, kwargs or {})
             finally:
                 recorder.inside = False
+                if tracer is not None:
+                    tracer.go_on()
 
 
 def can_read() -> bool:
@@ -118,7 +123,7 @@ class _Call:
             self.given[id(x)] = name, x
 
     def run(self) -> Any:
-        with _Reading(self.recorder):
+        with _Reading(self.recorder, self.tracer):
             if self.tracer is None:
                 return self.called(*self.args, **self.kwargs)
             self.tracer.start()

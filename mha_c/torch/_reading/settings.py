@@ -6,6 +6,7 @@ Whatever can be kept neither way leaves the call unread.
 from __future__ import annotations
 
 import functools
+import operator
 from collections import deque
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Optional
@@ -116,11 +117,31 @@ class Settings:
         self._things: dict[int, Any] = {}  # containers, types, functions, cells that are kept
         self.met: dict[int, Any] = {}  # objects whose attributes may be read
         self._n = 0
+        self._quick: Any = None
 
     def still_holds(self) -> bool:
-        for setting in self.all:
-            if not setting.still_holds():
+        """Whether another call would read the same: quickly, where all is the same object."""
+        if self._quick is None or self._quick[0] != len(self.all):
+            self._quick = len(self.all), *_quick_checks(self.all)
+        _, present, absent, contents, others = self._quick
+        for names, get, values in present:
+            try:
+                if not all(map(operator.is_, get(names), values)):
+                    return self._slowly()
+            except KeyError:
                 return False
+        for names, missing in absent:
+            if not missing.isdisjoint(names):
+                return False
+        for owner, items in contents:
+            if len(owner) != len(items) or not all(map(operator.is_, owner, items)):
+                return self._slowly()
+        return all(setting.still_holds() for setting in others) and self._flags_hold()
+
+    def _slowly(self) -> bool:
+        return all(setting.still_holds() for setting in self.all) and self._flags_hold()
+
+    def _flags_hold(self) -> bool:
         return all(tensor.requires_grad is flag for tensor, flag in self.requires_grad)
 
     def broken(self) -> Optional[Setting]:
@@ -359,6 +380,45 @@ class _Names:
 
     def get(self, name: str, default: Any) -> Any:
         return tuple(sorted(map(str, {*self.names} - self.but)))
+
+
+def _quick_checks(settings: list[Setting]) -> tuple[Any, ...]:
+    """(names with values, names that are missing, contents of lists, others) of the same settings, by their dicts."""
+    present: dict[int, tuple[Any, list[Any], list[Any]]] = {}
+    absent: dict[int, tuple[Any, set[Any]]] = {}
+    contents, others = [], []
+    for setting in settings:
+        owner, name, value = setting
+        if name is not None and isinstance(owner, dict):
+            if value is MISSING:
+                absent.setdefault(id(owner), (owner, set()))[1].add(name)
+            else:
+                _, names, values = present.setdefault(id(owner), (owner, [], []))
+                names.append(name)
+                values.append(value)
+        elif name is None and type(owner) in (list, tuple):
+            contents.append((owner, value))
+        elif name is None and isinstance(owner, dict) and not value:
+            contents.append((owner, ()))
+        elif isinstance(owner, type) and name is None:
+            known = vars(owner)
+            others.append(setting) if not known else contents.append((known.values(), tuple(value.values())))
+        else:
+            others.append(setting)
+    found = []
+    for owner, names, values in present.values():
+        found.append((owner, operator.itemgetter(*names) if len(names) > 1 else _OneOf(names[0]), values))
+    return found, list(absent.values()), contents, others
+
+
+class _OneOf:
+    """An itemgetter of one name that gives a tuple, too."""
+
+    def __init__(self, name: Any) -> None:
+        self.name = name
+
+    def __call__(self, names: Any) -> tuple[Any, ...]:
+        return (names[self.name],)
 
 
 class _Slots:
