@@ -2,7 +2,9 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+import needs
+
+torch = needs.module("torch")
 
 import converted  # noqa: E402
 from mha_c.torch._reading.graph import Value, walked  # noqa: E402

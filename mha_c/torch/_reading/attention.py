@@ -19,7 +19,8 @@ class Operand(NamedTuple):
     """Queries, keys or values, and how they came.
 
     value      as they stand in the product with the other side, of any shape
-    axes       for each axis of `value` its letters: "b" batch, "h" head, "q" or "k" position, "d" feature, "bh" both on one
+    axes       for each axis of `value` its letters: "b" batch, "h" head, "q" or "k" position, "d" feature, "bh" both
+               on one
                axis, "r" a repetition (shared heads are repeated), "" of size 1
     source     the Value that was projected, or, without a projection, that the views are of: an input, or any result
     source_axes   the same of the source: of a projected one its features are "c"
@@ -96,7 +97,8 @@ def attentions(reading: Reading) -> list[Union[Attention, Reason]]:
     """One for each softmax of the graph, and each call of torch's own attention, in their order: what it attends with,
     or why that could not be found, with the line.  A softmax that is no attention (of a classifier) has a Reason, too.
 
-    What has to be so in each call, beside the reading's conditions (that keys have as many items as queries, where a line
+    What has to be so in each call, beside the reading's conditions (that keys have as many items as queries, where a
+    line
     folds both by one number), is added to them."""
     finder = _Finder(reading)
     found: list[Union[Attention, Reason]] = []
@@ -198,10 +200,12 @@ class _Finder:
         nodes |= set() if values is None else set(values.nodes)
         nodes |= set() if end is None else set(end.nodes)
         return Attention(
-            kind="additive" if w_v is not None else "dot", queries=queries, keys=keys, values=values, w_v=w_v, scale=scale,
+            kind="additive" if w_v is not None else "dot", queries=queries, keys=keys, values=values, w_v=w_v,
+            scale=scale,
             masks=tuple(masks), softcap=softcap, sinks=sinks,
             dropout=probability(drop) if drop is not None and is_dropping(drop) else 0.0, dropout_node=drop,
-            weights=weights, weights_axes=_letters(weights_places), dropped=drop.results[0] if drop is not None else None,
+            weights=weights, weights_axes=_letters(weights_places),
+            dropped=drop.results[0] if drop is not None else None,
             mixed=mixed, output=end.value if end else None, output_axes=end.axes if end else (),
             projected_output=end.projected if end else None, output_dropout=end.dropout if end else None,
             nodes=frozenset(nodes), line=node.line, node=node,
@@ -386,15 +390,18 @@ class _Finder:
         return Attention(
             kind="fused", queries=queries[0], keys=keys[0], values=values[0], w_v=None, scale=scale, masks=tuple(masks),
             softcap=None, sinks=None, dropout=float(given["dropout_p"] or 0.0), dropout_node=None, weights=None,
-            weights_axes=(), dropped=None, mixed=out, output=end.value, output_axes=end.axes, projected_output=end.projected,
+            weights_axes=(), dropped=None, mixed=out, output=end.value, output_axes=end.axes,
+            projected_output=end.projected,
             output_dropout=end.dropout, nodes=frozenset(nodes), line=node.line, node=node,
         )  # fmt: skip
 
     def _torch(self, node: Node) -> Attention:
         return Attention(
-            kind="torch", queries=None, keys=None, values=None, w_v=None, scale=None, masks=(), softcap=None, sinks=None,
+            kind="torch", queries=None, keys=None, values=None, w_v=None, scale=None, masks=(), softcap=None,
+            sinks=None,
             dropout=0.0, dropout_node=None, weights=node.results[1] if len(node.results) > 1 else None, weights_axes=(),
-            dropped=None, mixed=None, output=node.results[0], output_axes=(), projected_output=None, output_dropout=None,
+            dropped=None, mixed=None, output=node.results[0], output_axes=(), projected_output=None,
+            output_dropout=None,
             nodes=frozenset((node,)), line=node.line, node=node,
         )  # fmt: skip
 
@@ -488,9 +495,7 @@ class _Chain:
         if self.projection is not None:
             projected = self._rows(places)
             kept, source_axes = self._source(self.projection, source_axes)
-        found = Operand(
-            self.value, axes, kept, source_axes, projected, self.turn, self.scale, heads, tuple(self.nodes)
-        )
+        found = Operand(self.value, axes, kept, source_axes, projected, self.turn, self.scale, heads, tuple(self.nodes))
         return found, places
 
     def _d_axis(self) -> Optional[int]:
@@ -539,7 +544,8 @@ class _Chain:
 
     def _along(self, kinds: Any, source: Value) -> tuple[str, ...]:
         return tuple(
-            "".join(name for _, name, _ in sorted(kinds.get(i, []), key=lambda x: -x[0])) for i in range(len(source.shape))
+            "".join(name for _, name, _ in sorted(kinds.get(i, []), key=lambda x: -x[0]))
+            for i in range(len(source.shape))
         )
 
     def _rows(self, places: Any) -> Optional[Projected]:
@@ -550,8 +556,12 @@ class _Chain:
         start = self.view.offsets.get(axis, 0)
         if any(i != axis for i in self.view.offsets):
             raise Unclear("a part of the inputs is left out", self.value.node)
-        heads = [a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter != "d"]
-        features = [a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter == "d"]
+        heads = [
+            a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter != "d"
+        ]
+        features = [
+            a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter == "d"
+        ]
         picked = [start]
         for atom in [*heads, *features]:
             if atom.size.formulas or atom.stride.formulas:
@@ -613,7 +623,15 @@ class _Ahead:
                 nexts = self._next(node, value, view, drop, path)
                 if nexts is not None:
                     stack.append(nexts)
-                elif found is None and node.name in ("mul", "masked_fill", "masked_fill_", "__setitem__", "div", "add", "where"):
+                elif found is None and node.name in (
+                    "mul",
+                    "masked_fill",
+                    "masked_fill_",
+                    "__setitem__",
+                    "div",
+                    "add",
+                    "where",
+                ):
                     if not _sums(node):
                         changed = changed or node
         if changed is not None:
@@ -656,7 +674,7 @@ class _Ahead:
                 names.append("d")
         made, v_places = self.finder.operand(v, names, rest)
         self.mixed_letters = []
-        for i, x in enumerate(found.out):
+        for x in found.out:
             place = own.get(x) or (v_places[of_v.index(x)] if x in of_v else [])
             self.mixed_letters.append([(a, b) for a, b in place])
         return made
@@ -710,7 +728,11 @@ class _Output:
         if result is None:
             return
         follower = result.users[0] if len(result.users) == 1 else None
-        if follower is not None and follower.name == "add" and projection_of(self.finder.views, follower.results[0]) is not None:
+        if (
+            follower is not None
+            and follower.name == "add"
+            and projection_of(self.finder.views, follower.results[0]) is not None
+        ):
             result, node = follower.results[0], follower
         found = projection_of(self.finder.views, result)
         if found is None or found.source is not self.value or found.features >= len(self.axes):

@@ -43,7 +43,7 @@ class LineFacts:
     loose     names of attributes of what was not seen
     stores    [(Chain or None, name of the attribute)]
     items     [Chain or None] containers an item of which is set or deleted
-    looked    [(Chain or None, Constant or None, "getattr" or "hasattr")]
+    looked    [(Chain or None, Constant or None)] what getattr and hasattr look for
     calls     [(Chain, its arguments or None)]
     indexed   [(Chain or None, index)]
     outside   words of what changes something outside
@@ -56,7 +56,7 @@ class LineFacts:
         self.loose: dict[str, None] = {}
         self.stores: list[tuple[Optional[Chain], str]] = []
         self.items: list[Optional[Chain]] = []
-        self.looked: list[tuple[Any, Any, str]] = []
+        self.looked: list[tuple[Any, Any]] = []
         self.calls: list[tuple[Chain, Any]] = []
         self.indexed: list[tuple[Optional[Chain], Any]] = []
         self.outside: list[str] = []
@@ -230,7 +230,7 @@ class _Walk:
             return Constant(0)  # a plain number, whatever it is
         owner, name = (*(arguments or ()), UNSEEN, UNSEEN)[:2]
         name = name if isinstance(name, Constant) and isinstance(name.value, str) else None
-        self.line.looked.append((owner if isinstance(owner, Chain) else None, name, callee.name))
+        self.line.looked.append((owner if isinstance(owner, Chain) else None, name))
         if owner is None and name is not None:
             self.line.loose[name.value] = None
         return UNSEEN

@@ -8,7 +8,8 @@ from .shapes import RULES
 
 # Facts of a tensor that are part of a call's form, or sizes: no node.
 FACTS = frozenset((
-    "shape", "size", "dim", "ndim", "ndimension", "dtype", "device", "is_cuda", "is_cpu", "numel", "nelement", "__len__",
+    "shape", "size", "dim", "ndim", "ndimension", "dtype", "device", "is_cuda", "is_cpu", "numel", "nelement",
+    "__len__",
     "is_floating_point", "is_complex", "is_sparse", "is_quantized", "is_meta", "is_nested", "layout", "requires_grad",
     "is_tensor", "is_mps", "is_mkldnn", "is_xpu", "element_size", "itemsize", "names", "is_signed", "get_device",
     "result_type", "promote_types", "can_cast", "is_inference", "finfo", "iinfo", "is_same_size",
@@ -68,7 +69,8 @@ def name_of(function: Any) -> tuple[str, bool]:
 
 
 def is_pure(name: str) -> bool:
-    """Whether a function gives the same for the same, and does nothing else but write what it is given (name ends in _)."""
+    """Whether a function gives the same for the same, and does nothing else but write what it is given (name ends in
+    _)."""
     if name in RULES:
         return True
     return name.endswith("_") and not name.endswith("__") and name[:-1] in RULES

@@ -1,6 +1,7 @@
 """The records of a reading: what a call asked torch for, and all that it depended on and changed.
 
-Nothing here knows of layers, or of attention.  `reading.read` makes a Reading; `attention.attentions` finds attention in
+Nothing here knows of layers, or of attention.  `reading.read` makes a Reading; `attention.attentions` finds attention
+in
 its graph.
 """
 
@@ -45,7 +46,8 @@ class Value:
     index     which of the node's results it is
     kind      "result"; of leaves "input" (an argument, or inside one), "parameter", "buffer" or "constant" (any other
               tensor that Python read: an attribute, a global, a number of a closure)
-    name      of an input: its name among `Graph.inputs` ("query", "args[1][0]"); of other leaves where it was found, the
+    name      of an input: its name among `Graph.inputs` ("query", "args[1][0]"); of other leaves where it was found,
+              the
               path from the module that was read ("attention.W_q.weight"), or "" if it is not in the module
     shape     of Size and int; a Size has a formula of the inputs' axes
     dtype, requires_grad, device    of the tensor
@@ -84,16 +86,19 @@ class Node:
     name      the plain name whatever way it was called by: "matmul" (also of `@`), "add" (of `+`), "linear", "softmax",
               "masked_fill_", "__getitem__", "__setitem__"; an attribute of tensors has its name: "mT", "T"
     function  what was called
-    args, kwargs   as they were given; each tensor is a Value, each size a Size (an int), wherever it stands inside tuples,
+    args, kwargs   as they were given; each tensor is a Value, each size a Size (an int), wherever it stands inside
+                   tuples,
               lists, dicts and slices
-    results   a Value for each tensor that it gave, in their order; of a function that writes in place the new Value of what
+    results   a Value for each tensor that it gave, in their order; of a function that writes in place the new Value
+              of what
               was written, which is Python's same tensor
     writes    the Value, before, of what it wrote in place; None of other functions
     memory    of a function that writes: the address of what it wrote; else 0
     line      the reader's line that asked
     number    its place among the nodes
 
-    A tensor that was written through another view of its memory becomes a new Value by a Node of the name "__aliased__",
+    A tensor that was written through another view of its memory becomes a new Value by a Node of the name
+    "__aliased__",
     whose arguments are the Value before and the Value of the view that was written.
     """
 

@@ -23,9 +23,11 @@ class Mask(NamedTuple):
              "causal": query i sees keys up to i + `offset`;
              "window": query i sees keys from i + `offset` on;
              "band": any other set of distances key - query is hidden: `spans`
-    value    None of "causal", "window" and "band"; else a Value as the lines had it before views and comparisons with 0:
+    value    None of "causal", "window" and "band"; else a Value as the lines had it before views and comparisons with
+             0:
              an input, a table (a leaf), or any result
-    axes     for each axis of `value` the letters that go along it: "b", "h", "q", "k", "bh", or "" (size 1); a letter "b"
+    axes     for each axis of `value` the letters that go along it: "b", "h", "q", "k", "bh", or "" (size 1); a letter
+             "b"
              may stand on several axes
     fill     the number that hidden scores become, or that is added to them where `added`
     added    whether the fill was added, not put in their place
@@ -64,7 +66,9 @@ class Masks:
     def __init__(self, views: Views, tables: Tables) -> None:
         self.views, self.tables = views, tables
 
-    def hiding(self, cond: Value, truth: bool, places: tuple[Place, ...], fill: float, added: bool, node: Node) -> list[Mask]:
+    def hiding(
+        self, cond: Value, truth: bool, places: tuple[Place, ...], fill: float, added: bool, node: Node
+    ) -> list[Mask]:
         """Scores are hidden where `cond` is `truth`; `places` are the letters along the axes of the scores."""
         places = places[len(places) - len(cond.shape) :]
         found = self._condition(cond, truth, self._own_places(cond, places), node)
@@ -81,7 +85,10 @@ class Masks:
             spans = said.band.spans if said.outside == 0 else said.band.without().spans
             if hides < -1e3 or hides == -INF:
                 band = said.band._replace(spans=spans)
-                return [m._replace(fill=hides * factor, added=True, line=node.line) for m in self._banded(band, places, node)]
+                return [
+                    m._replace(fill=hides * factor, added=True, line=node.line)
+                    for m in self._banded(band, places, node)
+                ]
         found = self._added_condition(value, places, factor, node)
         if found is not None:
             return found
@@ -161,7 +168,12 @@ class Masks:
         name, args = made.name.rstrip("_"), made.args
         if name in ("logical_not", "bitwise_not"):
             return self._condition(args[0], not truth, places, node)
-        if name in ("eq", "ne") and len(args) == 2 and isinstance(args[0], Value) and not self.tables.is_constant(args[0]):
+        if (
+            name in ("eq", "ne")
+            and len(args) == 2
+            and isinstance(args[0], Value)
+            and not self.tables.is_constant(args[0])
+        ):
             number = self.tables.of(args[1])
             if number == 0 or (number == 1 and args[0].dtype is torch.bool):
                 same = (name == "eq") is truth
@@ -253,8 +265,11 @@ class Masks:
 
     def _same_numbers(self, value: Value, source: Value) -> bool:
         """Whether a cast between them changes nothing that matters."""
-        return value.dtype == source.dtype or value.dtype is torch.bool or source.dtype is torch.bool or (
-            not source.dtype.is_floating_point and value.dtype.is_floating_point
+        return (
+            value.dtype == source.dtype
+            or value.dtype is torch.bool
+            or source.dtype is torch.bool
+            or (not source.dtype.is_floating_point and value.dtype.is_floating_point)
         )
 
     def _covers(self, view: View) -> bool:

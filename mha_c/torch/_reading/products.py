@@ -1,4 +1,5 @@
-"""Products of two values, however they are written, by letters; and what was projected by which rows of which weight."""
+"""Products of two values, however they are written, by letters; and what was projected by which rows of which
+weight."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _LETTERS = "zyxwvuts"
 
 
 class Contraction(NamedTuple):
-    """out = sum of a * b over the letters that `out` has not.  Letters of axes of size 1 that repeat are blanks, "."."""
+    """out = sum of a * b over the letters that `out` has not.  Letters of axes of size 1 that repeat are blanks,
+    "."."""
 
     node: Node
     a: Value
@@ -112,7 +114,8 @@ class Rows(NamedTuple):
 class Projected(NamedTuple):
     """Features that come of a matrix product with a weight, plus a bias or None: rows of one, or of several, weights.
 
-    weight, bias   each a tuple of Rows, one after the other (a weight for each head, for example); bias is () where there
+    weight, bias   each a tuple of Rows, one after the other (a weight for each head, for example); bias is () where
+                   there
                    is none
     lines          of the products
     """
@@ -123,7 +126,8 @@ class Projected(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """A node that projects: `source` with its features on axis `features`; the result has them on `result_features`, the
+    """A node that projects: `source` with its features on axis `features`; the result has them on `result_features`,
+    the
     other axes in the same order.  The weight is a parameter (a View of it, of two axes: features out, features in)."""
 
     source: Value
@@ -231,5 +235,6 @@ def rows_of(view: View, out_axis: int, picked: list[int]) -> Optional[Rows]:
 
 
 __all__ = [
-    "CASTS", "ONE", "Contraction", "Projected", "Projection", "Rows", "composed", "contraction_of", "projection_of", "rows_of",
+    "CASTS", "ONE", "Contraction", "Projected", "Projection", "Rows", "composed", "contraction_of", "projection_of",
+    "rows_of",
 ]  # fmt: skip

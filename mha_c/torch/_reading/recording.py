@@ -26,7 +26,9 @@ def is_theirs(file: str) -> bool:
     found = _theirs.get(file)
     if found is None:
         normal = file.replace("\\", "/")
-        found = normal.startswith((TORCH.replace("\\", "/"), OURS.replace("\\", "/"))) or file.startswith("<frozen importlib")
+        found = normal.startswith((TORCH.replace("\\", "/"), OURS.replace("\\", "/"))) or file.startswith(
+            "<frozen importlib"
+        )
         found = _theirs[file] = found or "/einops/" in normal
     return found
 

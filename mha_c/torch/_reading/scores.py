@@ -12,7 +12,8 @@ from .views import CASTS, Mixes, Product, View, Views
 
 # Functions that scores may go through; through any other there is no product behind a softmax.
 _ALONG = frozenset((
-    "add", "sub", "mul", "div", "masked_fill", "where", "__setitem__", "tanh", "clamp", "relu", "__aliased__", "neg", "dropout",
+    "add", "sub", "mul", "div", "masked_fill", "where", "__setitem__", "tanh", "clamp", "relu", "__aliased__", "neg",
+    "dropout",
     "nan_to_num", "cat", "log", "exp", "masked_scatter", "abs", "sigmoid", "pow", "square", "maximum", "minimum",
 ))  # fmt: skip
 
@@ -38,7 +39,8 @@ class Additive(NamedTuple):
 
 
 class Back(NamedTuple):
-    """The product, the steps in the order in which they were made, and the scores at the end as a view of the product."""
+    """The product, the steps in the order in which they were made, and the scores at the end as a view of the
+    product."""
 
     product: Any  # Contraction or Additive
     out: Value
@@ -132,7 +134,9 @@ class Walk:
         weights = [self._is_weight(x) for x in (found.a, found.b)]
         if all(weights) or (any(weights) and not loose):
             return None
-        if any(self.tables.is_constant(x) for x, weight in ((found.a, weights[0]), (found.b, weights[1])) if not weight):
+        if any(
+            self.tables.is_constant(x) for x, weight in ((found.a, weights[0]), (found.b, weights[1])) if not weight
+        ):
             return None
         return found
 
@@ -202,7 +206,11 @@ class Walk:
 
     def _is_maximum(self, other: Any) -> bool:
         """The largest score of each row, which a softmax does not see."""
-        while isinstance(other, Value) and other.node is not None and other.node.name in ("detach", "unsqueeze", "__getitem__"):
+        while (
+            isinstance(other, Value)
+            and other.node is not None
+            and other.node.name in ("detach", "unsqueeze", "__getitem__")
+        ):
             other = other.node.args[0]
         return isinstance(other, Value) and other.node is not None and other.node.name in ("amax", "max")
 

@@ -26,7 +26,8 @@ class CannotKeep(Exception):
 class Setting(NamedTuple):
     """Something that Python read.
 
-    owner   a dict (of an object, of globals, or the reader's own), a list, tuple, set or deque, a type, a function, a cell
+    owner   a dict (of an object, of globals, or the reader's own), a list, tuple, set or deque, a type, a function, a
+            cell
     name    the key in a dict; else None
     value   what it was: of a dict's key the value, or MISSING; of a container its items; of a type a copy of its names
     """

@@ -1,6 +1,7 @@
 """The functions of torch that a reading may meet, and the shapes of what they give, as formulas of the call's sizes.
 
-A function that is not among RULES leaves its call unread.  The rules are Python on Sizes: whatever they compare becomes a
+A function that is not among RULES leaves its call unread.  The rules are Python on Sizes: whatever they compare
+becomes a
 condition of the reading, as in the reader's own lines.
 """
 
@@ -626,9 +627,11 @@ RULES: dict[str, Callable[..., Any]] = {
     "view_as_complex": lambda args, kwargs: args[0].shape[:-1],
     "view_as_real": lambda args, kwargs: (*args[0].shape, 2), "polar": _all, "complex": _all, "real": _first,
     "imag": _first, "conj": _first, "cdist": _unknown, "bilinear": _unknown, "cosine_similarity": _unknown,
-    "avg_pool1d": _unknown, "avg_pool2d": _unknown, "max_pool1d": _unknown, "max_pool2d": _unknown, "interpolate": _unknown,
+    "avg_pool1d": _unknown, "avg_pool2d": _unknown, "max_pool1d": _unknown, "max_pool2d": _unknown,
+    "interpolate": _unknown,
     "adaptive_avg_pool2d": _unknown, "adaptive_avg_pool1d": _unknown, "glu": _unknown, "pixel_shuffle": _unknown,
-    "tril_indices": _unknown, "triu_indices": _unknown, "cross_entropy": _unknown, "mse_loss": _unknown, "rot90": _unknown,
+    "tril_indices": _unknown, "triu_indices": _unknown, "cross_entropy": _unknown, "mse_loss": _unknown,
+    "rot90": _unknown,
     "searchsorted": _unknown, "bucketize": _all, "tensordot": _unknown, "chain_matmul": _unknown, "kron": _unknown,
     "vstack": _unknown, "hstack": _unknown, "dstack": _unknown, "column_stack": _unknown, "trace": _unknown,
     "atleast_2d": _unknown, "log_sigmoid": _first, "logcumsumexp": _first, "cov": _unknown, "cross": _unknown,

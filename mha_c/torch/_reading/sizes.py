@@ -1,6 +1,7 @@
 """Sizes that know where they come from: ints and floats of a call, as formulas of the axes of its inputs.
 
-A `Size` is an int that torch takes as any other.  What is computed of it is again a Size (or, where Python gives a float,
+A `Size` is an int that torch takes as any other.  What is computed of it is again a Size (or, where Python gives a
+float,
 a `Ratio`); a comparison gives Python's bool and is noted in the call's `Log`.  Where a number leaves as a plain one, by
 float(), as a key of a dict, in a text, the axes that it hangs on are pinned: the reading is for their sizes alone.
 """
@@ -29,7 +30,8 @@ class Formula(NamedTuple):
 
 # The functions that a formula may have, by Python's names.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "+": operator.add, "-": operator.sub, "*": lambda *numbers: math.prod(numbers), "/": operator.truediv, "//": operator.floordiv,
+    "+": operator.add, "-": operator.sub, "*": lambda *numbers: math.prod(numbers), "/": operator.truediv,
+    "//": operator.floordiv,
     "%": operator.mod, "**": operator.pow, "neg": operator.neg, "abs": abs,
     "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip

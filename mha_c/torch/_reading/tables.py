@@ -1,6 +1,8 @@
-"""What a table says of its positions: a number for all, or one number for some distances of column and row, another elsewhere.
+"""What a table says of its positions: a number for all, or one number for some distances of column and row, another
+elsewhere.
 
-A table is a value that hangs on no input's numbers: made of arange, ones, tril, comparisons; or a buffer, whose contents are
+A table is a value that hangs on no input's numbers: made of arange, ones, tril, comparisons; or a buffer, whose
+contents are
 read whole.  What is said holds for all sizes; where that cannot be shown there is no answer.
 """
 
@@ -69,7 +71,8 @@ _COMPARE: dict[str, Callable[..., Any]] = {
 _NUMBERS: dict[str, Callable[..., Any]] = {
     **_COMPARE, "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv,
     "bitwise_and": operator.and_, "logical_and": lambda a, b: bool(a) and bool(b), "bitwise_or": operator.or_,
-    "logical_or": lambda a, b: bool(a) or bool(b), "bitwise_xor": operator.xor, "logical_xor": lambda a, b: bool(a) != bool(b),
+    "logical_or": lambda a, b: bool(a) or bool(b), "bitwise_xor": operator.xor, "logical_xor": lambda a,
+    b: bool(a) != bool(b),
     "neg": operator.neg, "logical_not": operator.not_, "abs": abs,
     "bitwise_not": lambda a: not a if isinstance(a, bool) else ~a,
     "log": lambda a: math.log(a) if a > 0 else -INF, "exp": math.exp,

@@ -1,6 +1,7 @@
 """Which lines of Python a call runs, what they read off what, which functions of C they call, and what they set.
 
-Python itself tells of each line before it runs (`sys.settrace`) and of each function of C (`sys.setprofile`); what a line
+Python itself tells of each line before it runs (`sys.settrace`) and of each function of C (`sys.setprofile`); what a
+line
 reads stands in its bytecode.
 """
 
@@ -35,40 +36,54 @@ _LAYERS = _MODULE_FILE.rpartition("module.py")[0]
 _RECORDS = Size.__new__.__code__.co_filename, Recorder.__init__.__code__.co_filename
 # Functions of nn.Module that change nothing; others of that file, when a reader calls them, do.
 _HARMLESS = frozenset((
-    "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__setattr__", "children", "named_children", "modules",
+    "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__setattr__", "children", "named_children",
+    "modules",
     "named_modules", "parameters", "named_parameters", "buffers", "named_buffers", "_named_members", "get_submodule",
-    "get_parameter", "get_buffer", "__dir__", "inner", "remove_from", "<lambda>", "<genexpr>", "<listcomp>", "_get_name",
+    "get_parameter", "get_buffer", "__dir__", "inner", "remove_from", "<lambda>", "<genexpr>", "<listcomp>",
+    "_get_name",
     "_maybe_warn_non_full_backward_hook", "__init__", "__contains__", "__iter__", "__len__", "result_hooks",
 ))  # fmt: skip
 _PURE = frozenset((
-    "len", "isinstance", "issubclass", "min", "max", "sum", "abs", "all", "any", "sorted", "hasattr", "getattr", "iter", "next",
-    "callable", "divmod", "round", "pow", "chr", "ord", "format", "repr", "hash", "bin", "hex", "ascii", "__build_class__",
+    "len", "isinstance", "issubclass", "min", "max", "sum", "abs", "all", "any", "sorted", "hasattr", "getattr",
+    "iter", "next",
+    "callable", "divmod", "round", "pow", "chr", "ord", "format", "repr", "hash", "bin", "hex", "ascii",
+    "__build_class__",
 ))  # fmt: skip
 # Those to which a size goes unseen: what they give is a plain number, or a range.
 _TAKE_SIZES = frozenset((math.log, math.log2, math.log10, math.isqrt, math.gcd, math.factorial, math.comb, math.perm,
                          math.ldexp, math.fsum, math.hypot, math.dist, math.pow, math.fmod, math.copysign,
-                         range, slice, itertools.islice, itertools.repeat, itertools.count, bytes, bytearray))  # fmt: skip
+                         range, slice, itertools.islice, itertools.repeat, itertools.count, bytes,
+                         bytearray))  # fmt: skip
 _KINDS = (
     str, bytes, tuple, int, float, complex, range, dict, list, set, frozenset, slice, collections.deque, type, property,
-    type(dict().keys()), type(dict().values()), type(dict().items()), type(iter(())), type(_ for _ in ()), MethodType, FunctionType,
+    type(dict().keys()), type(dict().values()), type(dict().items()), type(iter(())), type(_ for _ in ()),
+    MethodType, FunctionType,
     torch.Size, torch.dtype, torch.device, np.generic, np.ndarray, staticmethod, super, BaseException, torch.finfo,
 )  # fmt: skip
 _CHANGE = frozenset((
-    "append", "extend", "insert", "pop", "clear", "update", "setdefault", "add", "remove", "discard", "popitem", "appendleft",
-    "extendleft", "popleft", "sort", "reverse", "rotate", "__setitem__", "__delitem__", "__iadd__", "move_to_end", "__setattr__",
-    "difference_update", "intersection_update", "symmetric_difference_update", "__delattr__", "fill", "put", "resize", "setflags",
+    "append", "extend", "insert", "pop", "clear", "update", "setdefault", "add", "remove", "discard", "popitem",
+    "appendleft",
+    "extendleft", "popleft", "sort", "reverse", "rotate", "__setitem__", "__delitem__", "__iadd__", "move_to_end",
+    "__setattr__",
+    "difference_update", "intersection_update", "symmetric_difference_update", "__delattr__", "fill", "put",
+    "resize", "setflags",
     "itemset", "partition",
 ))  # fmt: skip
-_LIBRARIES = ("math", "operator", "_operator", "itertools", "functools", "_functools", "collections", "_collections", "_abc", "cmath",
+_LIBRARIES = ("math", "operator", "_operator", "itertools", "functools", "_functools", "collections", "_collections",
+"_abc", "cmath",
               "typing", "_typing")  # fmt: skip
 _TORCH_ASKS = frozenset((
-    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype", "is_autocast_cpu_enabled",
-    "_get_tracing_state", "is_anomaly_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype", "get_autocast_cpu_dtype",
+    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype",
+    "is_autocast_cpu_enabled",
+    "_get_tracing_state", "is_anomaly_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype",
+    "get_autocast_cpu_dtype",
     "is_floating_point", "_jit_get_", "_is_tracing", "numel", "is_tensor",
 ))  # fmt: skip
 _PLAIN_TYPES = frozenset((
-    int, float, bool, str, list, dict, tuple, set, frozenset, enumerate, zip, map, filter, reversed, super, type, property,
-    object, complex, range, slice, bytes, collections.OrderedDict, collections.defaultdict, collections.deque, functools.partial,
+    int, float, bool, str, list, dict, tuple, set, frozenset, enumerate, zip, map, filter, reversed, super, type,
+    property,
+    object, complex, range, slice, bytes, collections.OrderedDict, collections.defaultdict, collections.deque,
+    functools.partial,
     staticmethod, classmethod, torch.Size, torch.device, torch.dtype, torch.finfo, torch.iinfo, Tensor, nn.Parameter,
     itertools.chain, itertools.product, itertools.zip_longest, itertools.islice, itertools.repeat, itertools.accumulate,
     itertools.starmap, itertools.combinations, itertools.permutations, itertools.takewhile, operator.itemgetter,
@@ -77,13 +92,25 @@ _PLAIN_TYPES = frozenset((
 
 
 # Names by which attributes are read that no other name shows.
-_WHOLE = frozenset(("__dict__", "__getattribute__", "__getattr__", "__getstate__", "__reduce__", "__reduce_ex__", "f_locals", "gi_frame"))
+_WHOLE = frozenset(
+    (
+        "__dict__",
+        "__getattribute__",
+        "__getattr__",
+        "__getstate__",
+        "__reduce__",
+        "__reduce_ex__",
+        "f_locals",
+        "gi_frame",
+    )
+)
 
 
 # Where torch's functions of Python stand that do no more than ask torch for others.
 _TORCH_FILES = frozenset((
     "nn/functional.py", "functional.py", "_tensor.py", "autograd/grad_mode.py", "amp/autocast_mode.py", "overrides.py",
-    "_jit_internal.py", "_VF.py", "nn/parameter.py", "utils/_contextlib.py", "_C/_nn.py", "_utils.py", "autograd/function.py",
+    "_jit_internal.py", "_VF.py", "nn/parameter.py", "utils/_contextlib.py", "_C/_nn.py", "_utils.py",
+    "autograd/function.py",
     "_namedtensor_internals.py", "_ops.py", "_classes.py", "_lowrank.py", "utils/_device.py", "nn/utils/parametrize.py",
 ))  # fmt: skip
 
@@ -109,7 +136,9 @@ class Tracer:
         self.unseen_items: dict[tuple[str, int], Line] = {}
         self.loose: dict[str, None] = {}
         self.thread = threading.get_ident()
-        self.indexed: dict[Line, int] = {}  # how often a line took an item, at a place that was not seen, of what was not seen
+        self.indexed: dict[
+            Line, int
+        ] = {}  # how often a line took an item, at a place that was not seen, of what was not seen
         self.wholes: dict[int, Any] = {}  # objects of which any attribute may have been read
         self.fresh: dict[int, Any] = {}  # objects that the call has made
         self._floats: list[tuple[int, bool]] = []
@@ -131,7 +160,12 @@ class Tracer:
         sys.setprofile(self._profile)
         sys.settrace(self._trace)
 
-    def line_of(self, frame: FrameType) -> Line:
+    def line_of(self, frame: Any) -> Line:
+        """The nearest line outside Python's own library."""
+        outer = frame
+        while outer is not None and _is_standard(outer.f_code.co_filename):
+            outer = outer.f_back
+        frame = frame if outer is None or is_theirs(outer.f_code.co_filename) else outer
         return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
     # --- Events ---------------------------------------------------------------------------------------------
@@ -232,7 +266,7 @@ class Tracer:
         past = _WHOLE.intersection(facts.loose)
         if past:
             self.recorder.refuse(f"{min(past)} reads past the names of attributes", self.line_of(frame))
-        for owner, name, how in facts.looked:
+        for owner, name in facts.looked:
             self._looked(frame, found, owner, name)
         for owner, name in facts.stores:
             self._stores(frame, found.get(owner) if owner else UNSEEN, name)
@@ -486,5 +520,6 @@ _ITERATORS = (
     filter,
     reversed,
 )
-_VALUE_TYPES = frozenset((int, float, str, bool, type(None), bytes, Size, Ratio, list, dict, tuple, set, torch.Size, torch.dtype,
+_VALUE_TYPES = frozenset((int, float, str, bool, type(None), bytes, Size, Ratio, list, dict, tuple, set, torch.Size,
+torch.dtype,
                           torch.device, complex, range, slice))  # fmt: skip

@@ -1,6 +1,7 @@
 """Views: where each element of a value stands in the value that it is a view of, for all sizes at once.
 
-An axis of a view is a list of Atoms, the outermost first: an atom goes along an axis of the source in steps of `stride`.
+An axis of a view is a list of Atoms, the outermost first: an atom goes along an axis of the source in steps of
+`stride`.
 An atom without an axis repeats.  So splits of features into heads, chunks of a joint projection, transposed and folded
 axes, and copies of shared heads are all the same thing.
 """
@@ -114,7 +115,12 @@ class Views:
                 if self._number(a) == self._number(b) != 1:
                     return self._assume(a, b, node)
         for formulas, n, m in ((mine, other.number, one.number), (theirs, one.number, other.number)):
-            if len(mine) + len(theirs) == 1 and len(formulas) == 1 and n % m == 0 and self._number(formulas[0]) == n // m:
+            if (
+                len(mine) + len(theirs) == 1
+                and len(formulas) == 1
+                and n % m == 0
+                and self._number(formulas[0]) == n // m
+            ):
                 return self._assume(formulas[0], n // m, node)
         raise Mixes(node)
 
@@ -474,8 +480,10 @@ def _merged(atoms: list[Atom]) -> tuple[Atom, ...]:
         if atom.size == ONE:
             continue
         last = found[-1] if found else None
-        if last is not None and last.axis == atom.axis and (
-            atom.axis is None or last.stride == atom.stride.times(atom.size)
+        if (
+            last is not None
+            and last.axis == atom.axis
+            and (atom.axis is None or last.stride == atom.stride.times(atom.size))
         ):
             found[-1] = Atom(atom.axis, last.size.times(atom.size), atom.stride)
         else:
