@@ -167,6 +167,8 @@ class Answer:
         Remarks that are worth reading, but are not mistakes.
     mask : str or None
         What True means in its mask, in words; None where it takes none.
+    error : Exception or None
+        Where check itself failed, what it failed with.
 
     Examples
     --------

@@ -84,7 +84,7 @@ def test_all_pages_for_users_are_on_the_site_and_its_index_leads_to_them(site):
             if path.stem not in ("index", "promises", "webassembly"):
                 assert (site / there / f"{path.stem}.html").is_file(), path
                 assert f"{there}/{path.stem}.html" in body, path
-    assert body.count("<img") >= 2 and body.count("<table") >= 2
+    assert body.count("<img") >= 2 and body.count("<table") >= 1
     titles = re.findall(r'class="toctree-l1[^>]*><a[^>]*>([^<]+)<', index)
     assert len(titles) == len(set(titles)) > 20
     assert titles[0] == "Start"
