@@ -81,6 +81,17 @@ run_alone(const mha_layer_args *all, size_t item, const outputs *o, unsigned wan
     if (a.attention.visible.valid_lens != NULL) {
         a.attention.visible.valid_lens += item * a.attention.visible.lens_per_batch;
     }
+    if (a.attention.keep_mask.data != NULL) {
+        a.attention.keep_mask.data =
+            (const char *)a.attention.keep_mask.data + (ptrdiff_t)item * a.attention.keep_mask.batch_stride;
+        a.attention.bias.data =
+            (const char *)a.attention.bias.data + (ptrdiff_t)item * a.attention.bias.batch_stride * bytes;
+    }
+    for (int i = 0; i < MHA_N_INPUTS && a.inputs[i].turn.cos != NULL; i++) {
+        mha_turn *turn = &a.inputs[i].turn;
+        turn->cos = (const char *)turn->cos + (ptrdiff_t)item * turn->batch_stride * bytes;
+        turn->sin = (const char *)turn->sin + (ptrdiff_t)item * turn->batch_stride * bytes;
+    }
     point_outputs(&a, o, item, wanted);
     CHECK(mha_layer_forward(&a) == MHA_OK, "item %zu", item);
 }
@@ -166,6 +177,24 @@ check_last_item(size_t keys)
     CHECK(memcmp(out + before * WIDE * bytes, last, WIDE * bytes) == 0, "%zu keys: other bits in the last slice", keys);
 }
 
+/* A mask of each item's keys and queries, a bias of each item's keys, angles of each item's rows. */
+static void
+mask_and_turn(mha_layer_args *a)
+{
+    const size_t pairs = FEATURES / HEADS / 2, n = BATCH * ROWS * ROWS;
+    uint8_t *keep = allocate(n);
+
+    for (size_t i = 0; i < n; i++) { /* keys that no query of their item sees, too */
+        keep[i] = i % 7 != 0 && i % ROWS % 11 != i / (ROWS * ROWS) % 11;
+    }
+    a->attention.keep_mask = (mha_mask){keep, ROWS * ROWS, 0, ROWS, 1};
+    a->attention.bias = (mha_mask){numbers(dtype, BATCH * ROWS, 1.0), ROWS, 0, 0, 1};
+    for (int i = MHA_QUERIES; i <= MHA_KEYS; i++) {
+        a->inputs[i].turn = (mha_turn){numbers(dtype, BATCH * ROWS * pairs, 1.0),
+                                       numbers(dtype, BATCH * ROWS * pairs, 1.0), pairs, (ptrdiff_t)(ROWS * pairs)};
+    }
+}
+
 int
 main(int argc, char **argv)
 {
@@ -197,6 +226,9 @@ main(int argc, char **argv)
             check_call(&a, 0x62, "q and statistics");
             a.attention.visible.valid_lens = NULL;
             check_call(&a, 0, "the output alone");
+            mask_and_turn(&a);
+            check_call(&a, 0xff, "masked and turned");
+            check_call(&a, 0, "masked and turned, the output alone");
             a.attention.queries = 0;
             a.out = x; /* where nothing is written */
             CHECK(mha_layer_forward(&a) == MHA_OK, "no queries");
