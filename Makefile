@@ -95,6 +95,7 @@ bench: $(STAMPS)/installed $(STAMPS)/test-tools $(D2L)
 	$(BIN)/python benchmarks/bench.py --json build/bench.json $(ARGS)
 	$(BIN)/python benchmarks/training.py --json build/training.json $(ARGS)
 	$(BIN)/python benchmarks/beside.py
+	$(BIN)/python benchmarks/readers.py
 
 scaling: $(STAMPS)/installed
 	$(BIN)/python benchmarks/scaling.py

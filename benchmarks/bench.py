@@ -28,7 +28,7 @@ ROUNDS = 15  # turns of each contender, at least; fewer only where a single call
 
 
 class Libraries:
-    """Ours and theirs, all with the same number of threads; None: each as a reader has them, who sets nothing."""
+    """Ours and theirs, all with the same number of threads; 0: each as a reader has them, who sets nothing."""
 
     def __init__(self, threads):
         import torch
@@ -37,7 +37,7 @@ class Libraries:
         import mha_c.functional
         import real_d2l
 
-        if threads is not None:
+        if threads:
             torch.set_num_threads(threads)
             mha_c.set_num_threads(threads)
         self.torch, self.mha_c = torch, mha_c
@@ -158,7 +158,7 @@ def options_of(description):
     parser.add_argument("--filter", nargs="*", default=[], help="cases whose names start with one of these")
     parser.add_argument("--seconds", type=float, default=1.5, help="time for each case; more on a busy machine")
     parser.add_argument("--quick", action="store_const", dest="seconds", const=0.3, help="the same as --seconds 0.3")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="0: those that a reader has, who sets nothing")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     return parser
 

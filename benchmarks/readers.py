@@ -212,7 +212,7 @@ def main():
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    libs = Libraries(None)
+    libs = Libraries(0)
     import mha_c.d2l
     import mha_c.torch  # noqa: F401
 
