@@ -4,7 +4,8 @@
 
 Prints the table of docs/your-own-attention.md: how many times as fast as its own lines each class is, converted and, in
 brackets, with F.scaled_dot_product_attention in the place of its three lines; evaluation and training (forward and
-backward, no dropout), one thread, two sizes.  The three take turns; medians count.
+backward, no dropout), one thread, two sizes.  The three take turns; medians of
+the processor's time count, which a busy machine changes less than a clock's.
 """
 
 import argparse
@@ -123,9 +124,9 @@ def ratios(call, modules, inputs, seconds):
     end = time.perf_counter() + seconds
     while len(times[0]) < 5 or time.perf_counter() < end:
         for module, own in zip(modules, times):
-            start = time.perf_counter()
+            start = time.process_time()
             call(module, inputs)
-            own.append(time.perf_counter() - start)
+            own.append(time.process_time() - start)
     first, *others = map(np.median, times)
     return [first / other for other in others]
 
