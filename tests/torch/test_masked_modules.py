@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -171,3 +172,34 @@ def test_exported(name):
     given["bias"] = given["bias"].detach()
     exported = torch.export.export(layer, tuple(inputs), given).module()
     torch.testing.assert_close(exported(*inputs, **given), layer(*inputs, **given), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_masks_that_are_refused_by_their_name(name):
+    """And nothing of the call is left: the weights are those of the call before."""
+    kind, layer = KINDS[name], layer_of(name)
+    inputs, (n_queries, n_keys) = inputs_of(kind), masked.sizes_of(kind)
+    scores = (masked.B, kind.heads, n_queries, n_keys) if kind.heads > 1 else (masked.B, n_queries, n_keys)
+    layer(*inputs)
+    weights = layer.attention_weights
+    keep, bias = torch.ones(n_queries, n_keys, dtype=torch.bool), torch.ones(n_queries, n_keys)
+    wrong = [
+        (
+            {"keep_mask": keep[:, 1:]},
+            ValueError,
+            rf"keep_mask has shape \(5, {n_keys - 1}\), .* = {re.escape(str(scores))}",
+        ),
+        ({"bias": bias[1:]}, ValueError, rf"bias has shape \(4, {n_keys}\), .* = {re.escape(str(scores))}"),
+        ({"keep_mask": keep * 2}, ValueError, "keep_mask has dtype torch.int64 and numbers other than 0 and 1"),
+        ({"keep_mask": bias}, TypeError, "keep_mask has dtype torch.float64, expected bool"),
+        ({"keep_mask": "causal"}, TypeError, "keep_mask must be an array"),
+        ({"bias": keep}, TypeError, "bias has dtype bool, .* as keep_mask"),
+        ({"bias": bias.float()}, TypeError, "different types: .*bias torch.float32"),
+        ({"bias": bias.tolist()}, TypeError, "bias must be a torch tensor"),
+        ({"keep_mask": keep.to("meta")}, TypeError, "on different devices: .* keep_mask on meta"),
+        ({"bias": bias.to("meta")}, TypeError, "on different devices: .* bias on meta"),
+    ]
+    for given, error, words in wrong:
+        with pytest.raises(error, match=words):
+            layer(*inputs, **given)
+    assert layer.attention_weights is weights

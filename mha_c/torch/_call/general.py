@@ -245,8 +245,6 @@ def of_heads(layer: Any, inputs: Any, asked: Asked, projected: bool, steps: Any 
     plain   all parts are: rows that no query sees have no influence
     The other arguments are those of `by_the_book`.
     """
-    if layer._last is not None:
-        layer.__dict__["_last"] = None
     seen: Any = None
     if plain and (exporting() or not is_compiling()):
         inputs, call, _ = checked(layer, inputs, asked, projected, steps)

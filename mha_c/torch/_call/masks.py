@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..._arguments import core_refusals
 from ..._arguments.masks import by_heads, other_numbers
+from ..._arguments.masks import to_keep_mask as of_arrays
 from .._tensors import check_inputs, has_numbers
 from .checks import Type
 
@@ -21,7 +23,7 @@ def to_keep_mask(value: Any) -> Tensor:
     Whole numbers are looked at, which waits for another device; without numbers (in compilers, exporters and
     transforms) they are refused.
     """
-    mask = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    mask = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(of_arrays(value)))
     if mask.dtype is torch.bool:
         return mask
     if not (mask.dtype.is_floating_point or mask.dtype.is_complex) and has_numbers(mask):
