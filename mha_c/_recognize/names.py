@@ -7,12 +7,12 @@ import re
 from typing import Any
 
 OTHERS = {  # the book's names, and others for the same
-    "queries": "query q hidden decoder_hidden dec_hidden decoder_state hidden_state 查询 クエリ 쿼리",
-    "keys": "key k encoder_outputs encoder_output encoder_out enc_outputs enc_output enc_out encoder_hidden_states "
-    "encoder_states encoder_hidden enc_hidden enc_states memory context annotations features "
+    "queries": "query q x_q q_x hidden decoder_hidden dec_hidden decoder_state hidden_state 查询 クエリ 쿼리",
+    "keys": "key k x_kv kv_x x_k encoder_outputs encoder_output encoder_out enc_outputs enc_output enc_out "
+    "encoder_hidden_states encoder_states encoder_hidden enc_hidden enc_states memory context annotations features "
     "key_value_states kv_states kv 键 キー 키",
-    "values": "value v 值 バリュー 밸류 값",
-    "X": "x input inputs scores score s a logits hidden_states スコア",
+    "values": "value v x_v 值 バリュー 밸류 값",
+    "X": "x input inputs in_features in_query_or_key scores score s a logits hidden_states スコア",
     "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths 有效长度 有効長",
     "w_v": "wv v_a va v_t vt w_a",
     "num_heads": "n_heads heads h H nhead n_head nheads num_head num_attention_heads head_num 头数 ヘッド数 헤드수",

@@ -20,6 +20,9 @@ _ROLES = {
     "sin": "(freqs?_)?sin(es?)?(_?(cached?|tables?|emb|values?|q|pos))?",
     "cis": "(freqs?_?|pos_?)?(cis|complex)",
     "base": "base|theta|(rope|freq|theta|rotary|rope_freq)_?(base|theta)|base_freq(uency)?|max_period",
+    "size": "d_?(k|v|model|head|embed|q|qk)|(embed|model|hidden|head|key)_?(dim|size)|n_embd|max_(seq_?)?len(gth)?"
+    "|context_(len|length|size)|block_size|num_hiddens",
+    "axis": "dim|axis",
     "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
     "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
@@ -39,8 +42,9 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
     """{parameter of a call: what it is for}.
 
     One of the wanted names of the book; "valid_lens", "mask" or "causal", wanted or not, since they may hide keys;
-    "window", "chunk_size", "offset", "positions", "base"; "cos", "sin", "cis": tables of rotations; "-" for what hides
-    no key, such as dropout; "" for a name that says nothing.
+    "window", "chunk_size", "offset", "positions", "base"; "cos", "sin", "cis": tables of rotations; "size": a number
+    that follows from the inputs, as d_model does; "axis"; "-" for what hides no key, such as dropout; "" for a name
+    that says nothing.
     """
     found = parameters(mine)
     if not found:
@@ -53,9 +57,13 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
     needed = [each for each in found if each.default is each.empty]
     if len(needed) == 1 and own == ["keys"] and told[needed[0].name] == "keys":  # context: the only input
         told[needed[0].name] = "queries"
-    for each, name in zip(found, wanted):
+    by_place = [each for each in found if told[each.name] not in ("size", "base")]
+    for each, name in zip(by_place, wanted):
         if not told[each.name] and name not in told.values() and not isinstance(each.default, (bool, str)):
             told[each.name] = name
+    rest = [each.name for each in needed if not told[each.name]]
+    if wanted and rest and wanted[0] not in told.values() and not {"queries", "keys", "values"} & {*told.values()}:
+        told[rest[0]] = wanted[0]  # weights and sizes first, the input last
     return told
 
 
@@ -104,6 +112,8 @@ def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
     name = parameter.name.lower()
     if isinstance(parameter.default, bool):
         return "causal" if is_flag(parameter) else "-"
+    if isinstance(parameter.default, float) and not re.fullmatch(_ROLES["base"], name):  # fill=-1e6, eps=1e-9
+        return "-"
     book = books_name(parameter.name, wanted)
     if book:
         return book

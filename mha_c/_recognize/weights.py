@@ -65,7 +65,7 @@ class Weights(NamedTuple):
         begin = 0
         for part in self.parts[name]:
             stored = bias_of(layer, part).copy()
-            rows = slice(None) if part.rows is None else list(part.rows)
+            rows = part.rows_of(len(stored))
             count = len(stored[rows])
             stored[rows] = new[begin : begin + count]
             write(layer, part.bias, stored)

@@ -14,6 +14,7 @@ from .choices import choices
 from .choices import left as left_of_constructor
 from .comparing import equal
 from .explaining import explanation, is_right
+from .fixed import others
 from .kinds import reason
 from .making import CannotAsk, Unmade
 from .rounds import (
@@ -103,12 +104,13 @@ def check(
         if kind is None and reason(mine):
             notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
         with gradients_recorded():
-            answer = _compared(student, mask, notes)
-            if kind is None and answer.mistakes == ["unknown"] and student.kind == "multi_head":
+            answer = _with_other_sizes(student, _compared(student, mask, notes), mask, notes)
+            may_be_causal = answer.mistakes[:1] in (["unknown"], ["hides_future"])
+            if kind is None and may_be_causal and student.kind == "multi_head":
                 # It may hide the future without being told to: its numbers do not tell, where a mistake changed them.
                 causal = _compared(Student(mine, "causal_multi_head", weights), mask, notes)
                 # Right with one input in three places says nothing about three: then what differs is among them.
-                tells = causal.mistakes or student.attends_to_itself
+                tells = causal.mistakes or student.attends_to_itself or "hides_future" in answer.mistakes
                 answer = causal if tells and not {"unknown", "raises"} & {*causal.mistakes} else answer
             return answer
     except Unmade as error:
@@ -121,6 +123,20 @@ def check(
         if isinstance(error, KeyboardInterrupt) or (isinstance(error, (TypeError, ValueError)) and is_refusal(error)):
             raise
         return Answer(["internal"], [failed(error)], notes, error=error)
+
+
+def _with_other_sizes(student: Student, answer: Answer, means: Optional[str], notes: list[str]) -> Answer:
+    """The answer; of a layer whose heads, or scale, only its code fixes, the one with these, if they explain it."""
+    if not _VAGUE & {*answer.mistakes}:
+        return answer
+    for other in others(student):
+        found = _compared(other, means, notes)
+        if not _VAGUE & {*found.mistakes}:
+            return found
+    return answer
+
+
+_VAGUE = {"unknown", "raises", "shape"}
 
 
 class _Wrong(Exception):

@@ -143,7 +143,9 @@ def _small_fills(runs: Sequence[Run], form: str) -> Iterator[Mistake]:
     for run in runs if made else ():
         numbers = zip(run.probes, run.outcomes, run.right)
         hidden = [
-            (x, out.output, right) for x, out, right in numbers if _hides_a_key(x) and not is_misshapen(out, right)
+            (x, out.output, right)
+            for x, out, right in numbers
+            if _hides_a_key(x) and right is not None and not is_misshapen(out, right)
         ]
         if not hidden:
             continue

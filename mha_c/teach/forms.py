@@ -46,7 +46,7 @@ LAYOUTS_SAY = {
 class Way(NamedTuple):
     """One way to give a student the same numbers."""
 
-    tensors: bool  # torch's tensors of float32; else NumPy's arrays of float64
+    tensors: bool  # torch's tensors; else NumPy's arrays of float64
     turned: bool = False  # weights that are arguments are (outputs, inputs)
     column: bool = False  # w_v is a matrix
     layout: str = "batch"
@@ -54,11 +54,12 @@ class Way(NamedTuple):
     mask: Optional[MaskWay] = None
     batched: bool = False  # positions, or tables of rotations, have a batch axis
     tables: str = ""  # of rotations: a number for each pair; "halves", "pairs": for each feature, laid so
+    precision: str = "float32"  # of tensors
 
     @property
     def dtype(self) -> str:
         """The type of its numbers."""
-        return "float32" if self.tensors else "float64"
+        return self.precision if self.tensors else "float64"
 
 
 def doubled(inputs: Inputs) -> Inputs:

@@ -19,7 +19,7 @@ _KINDS = [  # by the name of an implementation, else by an argument that only th
     ("additive", "additive|bahdanau|concat_?attention|加性", "w_v"),
     ("transpose_qkv", "transpose_qkv|split", ""), ("transpose_output", "transpose_output|merge|join|combine", ""),
     ("rope", "rope|rotary|rotate", ""), ("grouped", "group|gqa|multi_?query|mqa", ""),
-    ("positional_encoding", "position", ""), ("window", "window|sliding|local", "window"),
+    ("positional_encoding", "position(?!_?wise)", ""), ("window", "window|sliding|local", "window"),
     ("causal", "causal|chunk|flash|online|因果", ""), ("masked_softmax", "softmax|ソフトマックス|소프트맥스", ""),
     ("dot_product", "dot|attention|attend|sdpa|注意|アテンション|어텐션", "queries"),
     ("masked_softmax", "softmax", "valid_lens"),

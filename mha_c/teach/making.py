@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Optional
@@ -12,33 +13,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.arrays import is_tensor
-from .._recognize import CONFIGS, Weights, books_name, heads_of, weights_of
-from .probes import Inputs, Sizes
+from .._recognize import CONFIGS, Weights, heads_of, weights_of
+from .configuration import Config, size_of
+from .probes import Inputs, Sizes, probes
 from .words import said
 
-# Names of a constructor's arguments; the first that fits.
-_SIZES = {
-    "query_size": "query_dim q_dim dim_q d_q d_query d_in in_features input_dim in_dim d_input dim_in in_size "
-    "input_size enc_dim dec_dim dec_hid_dim",
-    "key_size": "key_dim k_dim kdim enc_hid_dim encoder_dim d_key",
-    "value_size": "value_dim v_dim vdim d_value",
-    "num_hiddens": "d_out attn_dim attention_dim out_dim units features channels embed_dimension embedding_dim n_units "
-    "embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
-    "num_heads": "num_attention_heads nh n_attention_heads",
-    "max_len": "context_length block_size max_seq_len max_seq_length seq_len n_ctx max_length max_position n_positions "
-    "context_len ctx_len max_position_embeddings max_sequence_length t t_max length num_steps n_steps num_positions",
-    "head_dim": "d_k d_v dk dv dim_head head_size d_head head_dimension",
-    "base": "theta rope_theta",
-    "num_layers": "n_layers n_layer depth",
-    "vocab_size": "vocab",
-    "window": "window_size window_len window_length sliding_window attention_window local_window",
-    "chunk_size": "chunk chunk_len chunk_length kv_chunk_size key_chunk_size k_chunk_size tile_size",
-}
-_NAMES = [
-    "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
-    "dropout", "bias", "base", "num_layers", "vocab_size",
-]  # fmt: skip
-
+_LEFT_AS_THEY_ARE = "bias", "base", "max_len", "temperature", "device", "dtype"  # where they have a default
 OF_FORM = ("window", "chunk_size")  # numbers that make another function of the same arrays
 
 
@@ -63,43 +43,8 @@ class Making(NamedTuple):
             "head_dim": self.query_size if for_positions else each_head,
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
             "window": self.window or 2, "chunk_size": self.chunk_size or 2,
+            "temperature": self.query_size**0.5, "device": None, "dtype": None, "name": "", "rate": 0.0, "flag": False,
         }  # fmt: skip
-
-
-class _Config(dict):  # type: ignore[type-arg]
-    """A configuration that answers by whatever name a size is asked for: config.n_embd, config["emb_dim"]."""
-
-    def __init__(self, known: Mapping[str, Any]) -> None:
-        super().__init__(known)
-        vars(self)["asked"] = set()  # the book's names of what was asked for
-
-    def __getitem__(self, name: str) -> Any:
-        found = name if name in self else size_of(name)
-        if not found:
-            raise KeyError(name)
-        self.asked.add(found)
-        return super().__getitem__(found)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The size of this name, or the default."""
-        return self[name] if size_of(name) or name in self else default
-
-
-def size_of(name: str) -> str:
-    """The book's name of a constructor's argument, or ""."""
-    plain = name.lower()
-    for ours, others in _SIZES.items():
-        if plain == ours or plain in others.split():
-            return ours
-    if "drop" in plain or plain.endswith("_pdrop"):
-        return "dropout"
-    return books_name(name, _NAMES) or ("bias" if plain.endswith("bias") else "")
 
 
 class CannotAsk(TypeError):
@@ -121,7 +66,20 @@ def constructor_parameters(mine: Any) -> list[inspect.Parameter]:
 
 def takes_config(mine: Any) -> bool:
     """Whether the constructor of a class takes its sizes as one object."""
-    return any(each.name.lower() in CONFIGS for each in constructor_parameters(mine))
+    return any(_is_config(mine, each.name) for each in constructor_parameters(mine))
+
+
+def _is_config(mine: Any, name: str) -> bool:
+    """Whether an argument of the constructor is such an object, as its name or the code says: settings.width."""
+    if name.lower() in CONFIGS:
+        return True
+    if size_of(name):
+        return False
+    try:
+        text = inspect.getsource(mine.__init__)
+    except (OSError, TypeError):
+        return False
+    return bool(re.search(rf"\b{name}(\.[a-z]\w*\b(?!\()|\[['\"])", text))
 
 
 def asks_for(mine: Any, name: str) -> bool:
@@ -131,11 +89,11 @@ def asks_for(mine: Any, name: str) -> bool:
     wanted = constructor_parameters(mine)
     if any(size_of(each.name) == name for each in wanted):
         return True
-    config = _Config(Making(8, 2, 8, 8, 8).known())
+    config = Config(Making(8, 2, 8, 8, 8).known())
     if not takes_config(mine):
         return False
     with suppress(Exception):
-        layer = mine(**{each.name: config for each in wanted if each.name.lower() in CONFIGS})
+        layer = mine(**{each.name: config for each in wanted if _is_config(mine, each.name)})
         if any(held is config for held in vars(layer).values()):  # a call may ask, too
             return name in config.asked or any(size_of(word) == name for word in _words(mine))
     return name in config.asked
@@ -165,15 +123,18 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
     if "num_heads" in names.values() and not {"query_size", "head_dim"} & {*names.values()}:  # as in Keras
         for_heads = {"key_size": "head_dim", "value_size": "head_dim"}
         names = {name: for_heads.get(ours, ours) if "dim" in name else ours for name, ours in names.items()}
+    unknown = [each.name for each in wanted if each.default is each.empty and not names[each.name]]
+    if len(unknown) == 1 and len(wanted) > 1 and "num_heads" not in names.values() and not _is_config(mine, unknown[0]):
+        names[unknown[0]] = "num_heads"
     for parameter in wanted:
         name = names[parameter.name]
         needed = parameter.default is parameter.empty
-        if parameter.name.lower() in CONFIGS:
-            given[parameter.name] = _Config({**known, **(chosen or {})})
+        if _is_config(mine, parameter.name) and (needed or parameter.default is None):
+            given[parameter.name] = Config({**known, **(chosen or {})})
         elif needed and not name:
             words = "check does not know the argument {name}: give it a layer"
             raise CannotAsk(said(words, name=parameter.name))
-        elif needed or (name and name not in ("bias", "base", "max_len") and parameter.default is not None
+        elif needed or (name and name not in _LEFT_AS_THEY_ARE and parameter.default is not None
                         and not isinstance(parameter.default, bool)):  # fmt: skip
             given[parameter.name] = known[name]
     try:
@@ -181,6 +142,10 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:
+        configs = [name for name in given if isinstance(given[name], Config)]
+        if configs and isinstance(error, (AttributeError, KeyError)):  # of the invented object, not of the code
+            words = "check does not know what {name} holds ({error}): give it a layer"
+            raise CannotAsk(said(words, name=configs[0], error=error)) from error
         raise Unmade from error
 
 
@@ -190,9 +155,12 @@ def plain(x: Any) -> Any:
 
 
 def evaluating(layer: Any) -> Any:
-    """The layer, in evaluation mode."""
+    """The layer, in evaluation mode; of weights of half precision, which show few digits, in float32."""
     if callable(getattr(layer, "eval", None)):
         layer.eval()
+    held = [x for x in layer.parameters()] if callable(getattr(layer, "parameters", None)) else []
+    if any(is_tensor(x) and not is_open(x) and x.element_size() == 2 for x in held):
+        layer.float()
     return layer
 
 
@@ -207,7 +175,19 @@ def copied(layer: Any) -> Any:
     held += layer.parameters() if in_torch else []
     copies = {id(x): x.detach() for x in held if is_tensor(x) and not is_open(x) and x.grad_fn is not None}
     copies.update({id(x): type(x)() for x in held if is_open(x)})
-    return evaluating(copy.deepcopy(layer, copies))
+    try:
+        return evaluating(copy.deepcopy(layer, dict(copies)))
+    except Exception:  # a lock, a generator, a configuration that answers to any name: nobody writes into these
+        shared = {id(x): x for x in held if not is_tensor(x) and not callable(x) and not _is_copied(x)}
+        return evaluating(copy.deepcopy(layer, {**copies, **shared}))
+
+
+def _is_copied(x: Any) -> bool:
+    try:
+        copy.deepcopy(x)
+    except Exception:
+        return False
+    return True
 
 
 def is_open(weight: Any) -> bool:
@@ -230,6 +210,7 @@ class Layers:
         self._read: dict[int, list[Weights]] = {}
         self._put: dict[int, Any] = {}  # which weights a layer holds
         self._failed: Optional[Unmade] = None
+        self.per_head = False  # the width that the constructor takes is that of one head
 
     def at(self, inputs: Inputs) -> Any:
         """The layer for these inputs; None if the class makes none of these sizes."""
@@ -244,6 +225,11 @@ class Layers:
         layer = self._made[sizes]
         return layer if layer is not None and self._fits(layer, inputs) else None
 
+    @property
+    def first(self) -> Any:
+        """A layer of those that there are; None before the first is made."""
+        return next((layer for layer in self._made.values() if layer is not None), None)
+
     def any(self, inputs: Inputs) -> Any:
         """A layer, whatever its sizes; Unmade if there is none."""
         self.at(inputs)
@@ -256,6 +242,7 @@ class Layers:
         first: Any = inputs.get("queries", inputs.get("X"))
         widths = [inputs.get(name, first).shape[-1] for name in ("queries", "keys", "values")]
         hiddens = inputs["W_q"].shape[1] if "W_q" in inputs else widths[0]
+        hiddens //= inputs["num_heads"] if self.per_head else 1
         q, k, v = widths
         more = {name: inputs[name] for name in ("num_kv_heads", *OF_FORM) if name in inputs}
         return Making(hiddens, inputs.get("num_heads", 1), q, k, v, **more)
@@ -326,6 +313,23 @@ class Layers:
             q or hiddens, k or hiddens, v or hiddens, hiddens, heads or read.num_heads,
             wide or hiddens, out or hiddens, read.num_kv_heads if heads or read.num_heads > 1 else 0,
         )  # fmt: skip
+
+    def sizes_that_fit(self, layer: Any) -> Optional[Sizes]:
+        """Of a class that makes no layer of any probe's sizes: those of this layer of it, or such as follow from them;
+        None: any, but the width that its constructor takes is that of one head."""
+        sizes = self.sizes(layer)
+        if sizes is None or not self.wanted or self.kind == "additive":
+            return sizes
+        read = self.weights(layer)[0].sizes(layer)
+        wide = read.get("W_o", read["W_v"])[0]  # W_o may have a size of its own
+        heads = sizes.num_heads if wide % sizes.num_heads == 0 else 2
+        joined = sizes._replace(num_hiddens=wide, value_hiddens=wide, num_heads=heads, num_kv_heads=0)
+        for each, per_head in ((sizes, False), (joined, False), (None, True)):
+            self.per_head = per_head
+            if self.at(probes(self.kind, each)[-1]) is not None:
+                return each
+        self.per_head = False
+        return sizes
 
     def put(self, layer: Any, inputs: Inputs, number: int, call: Callable[[], Any]) -> None:
         """Write a probe's weights into a layer, in the way of this number; `call` lets sizes follow from an input."""

@@ -13,7 +13,7 @@ from .words import said
 MEANS = ("attend", "hide", "add")
 _TYPES = {"attend": ("bool", "0/1"), "hide": ("bool", "0/1"), "add": ("numbers",)}
 AXES = {  # of a mask, by the layout of the inputs ("batch" for others): the likeliest, and those that say most, first
-    "batch": ("bqk", "b1qk", "qk", "bk", "b1k", "b11k", "nqk"),
+    "batch": ("bqk", "b1qk", "qk", "bk", "b1k", "b11k", "nqk", "1qk"),
     "item": ("qk", "k"),
     "one group": ("qk", "1qk", "k", "hqk"),
     "heads": ("b1qk", "bqk", "qk", "b11k", "bk", "bhqk"),

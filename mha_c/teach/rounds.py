@@ -94,6 +94,8 @@ def untried(student: Student) -> list[str]:
         "cos",
         "sin",
         "cis",
+        "size",
+        "axis",
         "-",
     }
     known |= {"causal"} if student.kind in CAUSAL else set()
@@ -138,7 +140,7 @@ def _made_for(student: Student, asked: Round, layout: str, again: bool = False) 
                 words = "{name}: check does not know how its sizes follow from {arguments}: give it a layer"
                 arguments = ", ".join(each.name for each in constructor_parameters(student.mine))
                 raise CannotAsk(said(words, name=student.name, arguments=arguments))
-            student.sizes = student.layers.sizes(layer)
+            student.sizes = student.layers.sizes_that_fit(layer)
             return _made_for(student, asked, layout, again=True)
         made = fitting
     return [doubled(each) for each in made] if "heads" in layout else made
@@ -151,7 +153,7 @@ def _size_that_fits(student: Student, asked: Round) -> Optional[Sizes]:
     for sizes in choices:
         inputs = probes(student.kind, sizes)[1]
         for tensors in _types(student):
-            if student(inputs, Way(tensors), asked).error is None:
+            if student(inputs, Way(tensors, precision=student.precision), asked).error is None:
                 return sizes
     return None
 
@@ -178,9 +180,12 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
     elif asked.role == "lens" and isinstance(inputs.get("mask"), np.ndarray):  # as many keys, the first ones
         inputs["mask"] = np.arange(inputs["mask"].shape[-1]) < inputs["mask"].sum(axis=-1, keepdims=True)
     if student.has_one_head and "W_o" in inputs:
-        inputs["num_heads"] = 1
-        if not student.has_output:
-            inputs["W_o"] = np.eye(len(inputs["W_o"]))
+        inputs["num_heads"] = student.heads
+    if student.joins_heads_alone and "W_o" in inputs:
+        inputs["W_o"] = np.eye(len(inputs["W_o"]))
+    if student.width and "W_q" not in inputs:
+        for name in ("queries", "keys"):
+            inputs[name] = np.random.default_rng(22).standard_normal((*inputs[name].shape[:-1], student.width)).round(1)
     if student.only_heads:
         inputs.update((name, np.eye(len(inputs[name]))) for name in ("W_q", "W_k", "W_v", "W_o"))
     if student.attends_to_itself:
@@ -205,6 +210,12 @@ def _is_answerable(student: Student, inputs: Inputs, asked: Round) -> bool:
     for name, weight in (("keys", "W_k"), ("values", "W_v")):
         if weight in inputs and name in inputs and len(inputs[weight]) != inputs[name].shape[-1]:
             return False
+    if (
+        "W_q" in inputs
+        and "X" in inputs
+        and any(len(inputs[x]) != inputs["X"].shape[-1] for x in ("W_q", "W_k", "W_v"))
+    ):
+        return False
     if student.attends_to_itself and not _fits_itself(inputs, hiding):
         return False
     if inputs.get("offset") and not {"offset", "positions", "cos", "cis"} & given:
@@ -265,6 +276,8 @@ def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
     """The ways worth trying, the likeliest first."""
     bases = [Way(*each) for each in itertools.product(_types(student), *_turns(student))]
     read = range(_readings(student))
+    if student.precision != "float32":
+        bases = [way._replace(precision=student.precision) for way in bases]
     bases = [way._replace(weights=number) for way in bases for number in read]
     taken = {*student.takes.values()}
     batched = [False, True] if taken & {"positions", "cos", "cis"} else [False]

@@ -23,6 +23,7 @@ from .._arguments.arrays import is_tensor
 from .._recognize import books_name, parameters, root_of
 from .._recognize.roles import is_flag, roles
 from .answers import readable
+from .configuration import size_of
 from .forms import Way, joined, parts
 from .making import (
     OF_FORM,
@@ -34,11 +35,11 @@ from .making import (
     of_groups,
     own_size,
     plain,
-    size_of,
 )
 from .masks import CannotSay
 from .mistakes import signature
 from .probes import Inputs, Sizes, probes
+from .results import output_of
 from .words import said
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ WEIGHTS = {
     "causal_multi_head": ("W_q", "W_k", "W_v", "W_o"),
 }
 _TABLES = ("cos", "sin", "cis")
-_MOST = 1e7  # numbers of a result: more than any probe has
 _BY_NAME_ALONE = {
     "causal": ("mask", "offset"),
     "chunked": ("mask",),
@@ -79,8 +79,11 @@ def gradients_recorded() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class NoOutput(TypeError):
-    """What a student gives is no output."""
+class _NoDropout(float):
+    """A rate of 0, or a layer that drops nothing: a function may take either."""
+
+    def __call__(self, x: Any) -> Any:
+        return x
 
 
 class Outcome(NamedTuple):
@@ -155,6 +158,9 @@ class Student:
         if not self.has_weights and wanted and not self.only_heads:
             self._check_weights_as_arguments(wanted)
         self.sizes = self._sizes()
+        self.heads = 1  # where nothing says how many
+        self.width = 0  # of queries and keys, where the scale is fixed when it is built
+        self.entry = ""  # of what it gives, where the output is not alone or first
         self.kept: dict[Any, list[Inputs]] = {}  # its probes, by round and layout
         self.flagged: Optional[tuple[str, Student]] = (
             None  # a layer's flag that hides the future, and the layer with it
@@ -233,6 +239,15 @@ class Student:
         return self.layers.sizes(self.layers.at({}))
 
     @cached_property
+    def precision(self) -> str:
+        """Of the tensors that it takes: that of its weights, else torch's default."""
+        torch: Any = sys.modules.get("torch")
+        layer = self.layers.first if self.layers is not None else None
+        held = next(iter(layer.parameters()), None) if callable(getattr(layer, "parameters", None)) else None
+        types = [held.dtype] if is_tensor(held) else [torch.get_default_dtype()] if torch else []
+        return next((str(each).replace("torch.", "") for each in types if each.is_floating_point), "float32")
+
+    @cached_property
     def has_one_head(self) -> bool:
         """Whether nothing says a number of heads."""
         if self.kind not in ("multi_head", "causal_multi_head") or "num_heads" in self.takes.values():
@@ -252,6 +267,12 @@ class Student:
         layer = self.layers.any(probes(self.kind)[0])
         return "W_o" in self.layers.weights(layer)[0].parts
 
+    @property
+    def joins_heads_alone(self) -> bool:
+        """Whether it is right without W_o: a single head, or heads each of which has the width that is asked for."""
+        of_heads = self.layers is not None and self.layers.per_head
+        return (self.has_one_head or of_heads) and not self.has_output
+
     # ---- one call ------------------------------------------------------------------------------------------------
 
     def __call__(
@@ -266,7 +287,7 @@ class Student:
                 for cut, (_, their_way, other) in zip(others, beside):
                     given[other.parameter] = self._given(cut[number], their_way, other).get(other.parameter)
                 before = {name: np.array(plain(x)) for name, x in given.items() if _is_array(x)}
-                output = self._output(inputs, given, way, asked)
+                output = self._output(inputs, given, way, asked, part["shape"][3])
                 if self.sizes_of_table:
                     output = _typed(part["X"], "X", way) + output
                 outputs.append(np.asarray(plain(output), dtype=np.float64))
@@ -285,7 +306,7 @@ class Student:
         given = self._given(part, way, asked)
         theirs = next(theirs for theirs, ours in self.takes.items() if ours == name)
         given[theirs] = given[theirs].requires_grad_(True) * 1  # not a leaf: the book's masked_softmax writes into X
-        return joined([self._output(inputs, given, way, asked)], way.layout), given[theirs]
+        return joined([self._output(inputs, given, way, asked, part["shape"][3])], way.layout), given[theirs]
 
     def _given(self, part: Inputs, way: Way, asked: Round) -> Inputs:
         """{parameter: what it is given}, without those that keep their default."""
@@ -319,8 +340,18 @@ class Student:
             elif role == "positions":
                 given[theirs] = _typed(_positions(part, way.batched), role, way)
             elif theirs not in self.optional:
-                given[theirs] = {"base": 10000.0, "offset": 0}.get(role, 0.0 if "drop" in theirs.lower() else None)
+                given[theirs] = self._needed(theirs, role, part)
         return given
+
+    def _needed(self, theirs: str, role: str, part: Inputs) -> Any:
+        """What an argument without a default gets that is no input of the book's function."""
+        if role == "size":
+            wide = part["W_q"].shape[1] if "W_q" in part else part.get("queries", part.get("X")).shape[-1]
+            name = size_of(theirs)
+            whole = name in ("num_hiddens", "query_size") or "model" in theirs
+            return 64 if name == "max_len" else wide if whole else wide // part.get("num_heads", 1)
+        known = {"base": 10000.0, "offset": 0, "axis": -1}
+        return known.get(role, _NoDropout() if "drop" in theirs.lower() else None)
 
     def _table(self, role: str, part: Inputs, way: Way) -> Any:
         """The numbers by which pairs are turned, for the positions of a call, or for many."""
@@ -332,7 +363,7 @@ class Student:
         made = {"cos": made.real, "sin": made.imag}.get(role, made)
         return np.repeat(made[None], part["shape"][0], axis=0) if way.batched else made
 
-    def _output(self, inputs: Inputs, given: Inputs, way: Way, asked: Round) -> Any:
+    def _output(self, inputs: Inputs, given: Inputs, way: Way, asked: Round, keys: int) -> Any:
         call = self.mine
         if self.layers is not None:
             call = layer = self.layers.at(inputs)
@@ -341,16 +372,9 @@ class Student:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of NumPy's functions that are tried on tensors, and torch's on arrays
             result = self._called(call, given)
-        if result is None:
-            raise NoOutput(said("it gives None: is a return missing?"))
-        if np.prod(getattr(result, "shape", ()) or 1, dtype=float) > _MOST:
-            words = "it gives an array of shape {shape}: these are more numbers than any probe has"
-            raise NoOutput(said(words, shape=tuple(result.shape)))
-        if isinstance(result, dict):
-            raise NoOutput(said("it gives a dict: return the output, or (output, weights)"))
-        if isinstance(result, tuple) and len(result) > 1:  # (output, weights), or queries and keys
-            return result[asked.role == "second"]
-        return result
+        output, entry = output_of(result, keys, asked.role == "second")
+        self.entry = entry or self.entry
+        return output
 
     def _called(self, layer: Any, given: Inputs) -> Any:
         """By place what stands at the beginning, the others by name."""
@@ -419,5 +443,6 @@ def _typed(x: Any, role: str, way: Way) -> Any:
     if not way.tensors:
         return x.copy()
     torch: Any = sys.modules.get("torch")
-    types = {"f": torch.float32, "b": torch.bool, "c": torch.complex64}
+    wide = way.dtype == "float64"
+    types = {"f": getattr(torch, way.dtype), "b": torch.bool, "c": torch.complex128 if wide else torch.complex64}
     return torch.tensor(np.ascontiguousarray(x), dtype=types.get(x.dtype.kind, torch.int64))

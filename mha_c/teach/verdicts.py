@@ -16,8 +16,9 @@ from .forms import LAYOUTS_SAY
 from .making import Unmade
 from .mistakes import function, root, signature, sources
 from .probes import Inputs, probes
+from .results import NoOutput
 from .rounds import OF_LENS, Run
-from .student import NoOutput, Student, own_line
+from .student import Student, own_line
 from .words import said, say
 
 _SCORING = "11.3 Attention Scoring Functions"
@@ -145,6 +146,8 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_weights_alone" if form.startswith("additive_weights") else "note_values")]
     if layout in LAYOUTS_SAY:
         notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
+    if student.entry:
+        notes += [say("note_entry", entry=student.entry)]
     if student.kind == "rope":
         notes += [say("note_halves" if form == "rope_halves" else "note_pairs")]
     if "_rope" in form:
@@ -154,7 +157,9 @@ def _notes(run: Run, form: str) -> list[str]:
     if student.only_heads:
         notes += [say("note_only_heads")]
     if student.has_one_head:
-        notes += [say("note_one_head")]
+        notes += [say("note_one_head") if student.heads == 1 else say("note_heads", heads=student.heads)]
+    if student.width:
+        notes += [say("note_width", width=student.width)]
     if form == "causal" and student.kind in ("causal", "dot_product") and not {"offset"} & {*student.takes.values()}:
         inputs = dict(probes("causal")[3], mask=True)
         inputs["queries"] = inputs["queries"][:, -2:]

@@ -88,9 +88,14 @@ SENTENCES = {
     " paper turns neighbours: weights of one do not fit the other.",
     "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
+    "note_heads": "nothing says a number of heads; a number in its code fits, so it was asked with {heads}.",
+    "note_width": "its scale is fixed when it is built: that of {width} features of queries and keys, so it was asked "
+    "with so many.",
     "note_table": "it takes sizes and gives the table alone; a caller adds it to X.",
     "note_only_heads": "it takes no weights, so it was compared with heads of the inputs themselves, without "
     "projections.",
+    "note_entry": "of what it gives, the entry {entry} was compared; the book's gives the output alone.",
+    "note_float32": "its weights are of {type}; it was asked in float32, with float32 weights.",
     "note_overflow": "with scores of some thousands exp overflows in {type}, and the result is no number.  Subtract "
     "the maximum of each row before exp: softmax stays the same.",
     "note_taken_for": "it was taken for {kind}, because {why}; check(mine, kind), or --kind, compares with another.",

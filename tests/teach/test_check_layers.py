@@ -28,8 +28,8 @@ def test_what_cannot_be_asked_is_an_answer():
         """The more features it is asked with, the more it has."""
 
         def __init__(self, num_heads, key_size, d_model):
-            self.W_q, self.W_k, self.W_v = np.random.default_rng(0).normal(size=(3, d_model, num_heads, key_size))
-            self.W_o = np.ones((num_heads, key_size, d_model))
+            self.W_q, self.W_k, self.W_v = np.random.default_rng(0).normal(size=(3, d_model + 1, num_heads, key_size))
+            self.W_o = np.ones((num_heads, key_size, d_model + 1))
 
         def __call__(self, queries, keys, values):
             return queries

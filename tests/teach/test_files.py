@@ -31,24 +31,6 @@ def causal_attention(q, k, v):
 """
 
 
-@pytest.fixture
-def judged(tmp_path, monkeypatch):
-    """Writes a file and judges it; afterwards Python is as it was."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", [*sys.argv])
-    modules = dict(sys.modules)
-
-    def judge(text, name=None, kind=None, file="mine.py"):
-        path = tmp_path / file
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        return files.judged(str(path), name, kind)
-
-    yield judge
-    sys.modules.clear()
-    sys.modules.update(modules)
-
-
 def names(report):
     return [(each.name, each.kind) for each in report.judged]
 

@@ -1,0 +1,233 @@
+"""check: right code in forms that others teach: results, types, signatures, and what is fixed when it is built."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import needs
+from mha_c import teach
+
+BOOK = teach.book
+
+
+def multi_head(torch, returned=lambda out, weights: out, heads=None):
+    """A class of torch; `heads`: a number that its code alone has."""
+    nn = torch.nn
+
+    class Attention(nn.Module):
+        def __init__(self, d_model=8, num_heads=2):
+            super().__init__()
+            if heads is None:
+                self.num_heads = num_heads
+            self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+        def forward(self, queries, keys, values, mask=None):
+            parts = 4 if heads else self.num_heads
+            pairs = (self.W_q, queries), (self.W_k, keys), (self.W_v, values)
+            q, k, v = (f(x).unflatten(-1, (parts, -1)).transpose(1, 2) for f, x in pairs)
+            scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
+            if mask is not None:
+                scores = scores.masked_fill(~mask[:, None], float("-inf"))
+            weights = scores.softmax(-1)
+            return returned(self.W_o((weights @ v).transpose(1, 2).flatten(2)), weights)
+
+    return Attention
+
+
+class Given:
+    def __init__(self, out, weights):
+        self.attentions, self.hidden = weights, out
+
+
+@pytest.mark.parametrize(
+    ("returned", "entry"),
+    [
+        (lambda out, weights: (out,), ""),
+        (lambda out, weights: [out, weights], ""),
+        (lambda out, weights: {"output": out, "weights": weights}, "output"),
+        (lambda out, weights: {"weights": weights, "y": out}, "y"),
+        (Given, "hidden"),
+    ],
+)
+def test_an_output_in_a_tuple_a_dict_or_an_object(returned, entry):
+    answer = teach.check(multi_head(needs.module("torch"), returned), "multi_head")
+    assert answer.ok and (f"the entry {entry} was compared" in str(answer)) == bool(entry), answer
+    wrong = teach.check(
+        multi_head(needs.module("torch"), lambda out, weights: returned(out * 2, weights)), "multi_head"
+    )
+    assert wrong.ok is False
+
+
+@pytest.mark.parametrize("name", ["float64", "float16", "bfloat16"])
+def test_a_layer_of_another_precision(name):
+    torch = needs.module("torch")
+    assert teach.check(multi_head(torch)(8, 2).to(getattr(torch, name)), "multi_head").ok
+
+
+def test_torch_whose_default_is_float64():
+    torch = needs.module("torch")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert teach.check(multi_head(torch), "multi_head").ok
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_sizes_and_weights_before_the_input():
+    """The adapters of CS336."""
+
+    def heads(X, W, num_heads):
+        return (X @ W.T).reshape(*X.shape[:2], num_heads, -1).swapaxes(1, 2)
+
+    def run_attention(d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight, x, wrong=False):
+        q, k, v = (heads(x, W, num_heads) for W in (q_proj_weight, k_proj_weight, v_proj_weight))
+        scores = q @ k.swapaxes(2, 3) / np.sqrt(d_model if wrong else d_model // num_heads)
+        scores = np.where(np.tri(x.shape[1], dtype=bool), scores, -1e9)
+        return (BOOK.softmax(scores, -1) @ v).swapaxes(1, 2).reshape(x.shape) @ o_proj_weight.T
+
+    def run_rope(d_k, theta, max_seq_len, in_query_or_key, token_positions):
+        assert theta == 10000 and d_k == in_query_or_key.shape[-1] and max_seq_len > token_positions.max()
+        return BOOK.rope(in_query_or_key, token_positions[0])
+
+    def run_wrong(d_model, num_heads, q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight, in_features):
+        weights = q_proj_weight, k_proj_weight, v_proj_weight, o_proj_weight
+        return run_attention(d_model, num_heads, *weights, in_features, wrong=True)
+
+    assert teach.check(run_attention, "causal_multi_head").ok and teach.check(run_rope).ok
+    assert teach.check(run_wrong, "causal_multi_head").mistakes == ["scale_num_hiddens"]
+
+
+def test_arguments_that_follow_from_the_inputs_or_have_numbers_as_defaults():
+    def attention(q, k, v, d_k, mask, dropout, fill=-1e6, eps=1e-12):
+        scores = np.where(mask, q @ k.swapaxes(-1, -2) / np.sqrt(d_k), fill)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return dropout(weights / (weights.sum(-1, keepdims=True) + eps)) @ v
+
+    assert teach.check(attention).ok
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_that_only_the_code_counts(causal):
+    torch = needs.module("torch")
+    answer = teach.check(multi_head(torch, heads=4)(16), "multi_head")
+    assert answer.ok and "it was asked with 4" in str(answer)
+
+
+def test_a_scale_that_is_fixed_when_the_layer_is_built():
+    class Attention:
+        def __init__(self, temperature):
+            self.scale = 1 / temperature
+
+        def __call__(self, queries, keys, values, valid_lens=None):
+            return BOOK.masked_softmax(queries @ keys.swapaxes(1, 2) * self.scale, valid_lens) @ values
+
+    answer = teach.check(Attention(4.0), "dot_product")
+    assert answer.ok and "that of 16 features" in str(answer) and teach.check(Attention, "dot_product").ok
+    assert teach.check(Attention(3.3), "dot_product").ok is False
+
+
+@pytest.mark.parametrize("names", [("n_embd", "n_head"), ("d_hidn", "head_count"), ("model.width", "model.heads")])
+def test_a_configuration_of_any_names(names):
+    torch = needs.module("torch")
+    width, heads = names
+    room = {"torch": torch, "parent": multi_head(torch)}
+    text = f"""
+class Mine(parent):
+    def __init__(self, config):
+        super().__init__(config.{width}, config.{heads})
+"""
+    exec(text, room)
+    assert teach.check(room["Mine"], "multi_head").ok
+    exec(text.replace(width, "quux").replace(heads, "quux"), room)
+    answer = teach.check(room["Mine"], "multi_head")
+    assert answer.ok is None and "what config holds" in str(answer)
+
+
+class Options(dict):
+    __getattr__ = dict.__getitem__
+
+
+@pytest.mark.parametrize(
+    "held", [threading.Lock(), (i for i in range(3)), Options(a=1)], ids=["lock", "generator", "any name"]
+)
+def test_a_layer_that_cannot_be_copied(held):
+    layer = multi_head(needs.module("torch"))(8, 2)
+    layer.held = held
+    assert teach.check(layer, "multi_head").ok and layer.held is held
+
+
+def test_heads_of_a_width_each_without_a_projection_behind_them():
+    """LLMs-from-scratch's wrapper takes the width of one head; gpt.py's has a projection of the model's own width."""
+    torch = needs.module("torch")
+    nn = torch.nn
+
+    class Head(nn.Module):
+        def __init__(self, d_in, d_out):
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(d_in, d_out, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            scores = self.query(x) @ self.key(x).transpose(1, 2) / self.key.out_features**0.5
+            return scores.masked_fill(torch.ones(scores.shape[1:]).triu(1) > 0, -torch.inf).softmax(-1) @ self.value(x)
+
+    class Wrapper(nn.Module):
+        def __init__(self, d_in, d_out, num_heads):
+            super().__init__()
+            self.heads = nn.ModuleList(Head(d_in, d_out) for _ in range(num_heads))
+
+        def forward(self, x):
+            return torch.cat([head(x) for head in self.heads], dim=-1)
+
+    class OfTheModel(nn.Module):
+        def __init__(self, num_heads, head_size):
+            super().__init__()
+            self.heads = nn.ModuleList(Head(32, head_size) for _ in range(num_heads))
+            self.proj = nn.Linear(32, 32)
+
+        def forward(self, x):
+            return self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+
+    assert teach.check(Wrapper).ok and teach.check(OfTheModel).ok
+
+
+# ---- what ends all, and is an answer ---------------------------------------------------------------------------------
+
+
+class Stop(BaseException):
+    pass
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "id", "ok"),
+    [(SystemExit(0), "exits", None), (Stop("enough"), "raises", False), (Mute(), "raises", False),
+     (MemoryError(), "raises", False)],
+)  # fmt: skip
+def test_an_error_of_any_class_is_an_answer(error, id, ok):
+    def attention(queries, keys, values, valid_lens=None):
+        raise error
+
+    answer = teach.check(attention)
+    assert answer.mistakes == [id] and answer.ok is ok and "line" in str(answer)
+
+
+def test_a_result_that_fits_into_no_memory_is_an_answer():
+    def attention(queries, keys, values, valid_lens=None):
+        return np.broadcast_to(0.0, (10**6, 10**6))
+
+    answer = teach.check(attention)
+    assert answer.ok is False and "(1000000, 1000000)" in str(answer)
+
+
+def test_a_failure_of_check_itself_is_an_answer(monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("of check")
+
+    monkeypatch.setattr(teach.checking, "rounds", fail)
+    answer = teach.check(BOOK.dot_product, "dot_product")
+    assert answer.mistakes == ["internal"] and answer.ok is None and "ZeroDivisionError: of check" in str(answer)
