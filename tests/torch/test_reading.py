@@ -7,7 +7,8 @@ import needs
 torch = needs.module("torch")
 
 import converted  # noqa: E402
-from mha_c.torch._reading.graph import Value, walked  # noqa: E402
+from mha_c.torch._reading.attention import Attention, attentions  # noqa: E402
+from mha_c.torch._reading.graph import Reason, Value, walked  # noqa: E402
 from mha_c.torch._reading.reading import read, why_not  # noqa: E402
 from mha_c.torch._reading.sizes import Axis  # noqa: E402
 from own_attention import ZOO  # noqa: E402
@@ -38,6 +39,24 @@ def test_right_classes_are_read_whole(one_of_the_zoo):
         assert reading.settings.still_holds() and reading.holds_for(reading.sizes())
         given = [x for x in walked(reading.output) if isinstance(x, Value)]
         assert [tuple(map(int, x.shape)) for x in given] == [tuple(x.shape) for x in converted.tensors(found)]
+
+
+OF_JOINED = "AttentionOfATranslator", "VectorOfScores", "TranslatorWithMask"  # tanh of one projection of both, joined
+
+
+def test_attention_is_found_in_right_classes(one_of_the_zoo):
+    module, calls = one_of_the_zoo
+    for call in calls:
+        args, named = converted.split(call)
+        _, reading = read(module, tuple(args), named)
+        found = attentions(reading)
+        if type(module).__name__ in OF_JOINED:
+            assert [x.line is not None for x in found if isinstance(x, Reason)]
+            continue
+        assert found and all(isinstance(x, Attention) for x in found)
+        assert reading.holds_for(reading.sizes())
+        for x in found:
+            assert x.kind == "fused" or x.weights_axes[-1:] == ("k",) or "k" in x.weights_axes
 
 
 def test_sizes_are_formulas_of_the_inputs():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .shapes import RULES
+from .rules import RULES
 
 # Facts of a tensor that are part of a call's form, or sizes: no node.
 FACTS = frozenset((

@@ -61,8 +61,8 @@ def can_read() -> bool:
 
 def why_not() -> Optional[str]:
     """Why nothing can be read here now, in words; None where it can."""
-    if Mode is None or not hasattr(Mode, "__enter__"):
-        return f"torch {torch.__version__} has no modes for functions"
+    if Mode is None or not hasattr(Mode, "__enter__") or hasattr(torch.overrides, "push_torch_function_mode"):
+        return f"torch {torch.__version__} has no modes of functions that can be entered twice"
     if _local.reading:
         return "another reading goes on"
     if sys.gettrace() is not None or sys.getprofile() is not None:

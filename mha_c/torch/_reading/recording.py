@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .functions import DATA, DROPOUT, FACTS, SILENT, is_pure, name_of, writes
 from .graph import Line, Node, Reason, Value, walked
-from .shapes import product, shapes_of
+from .rules import shapes_of
 from .sizes import Axis, Log, Ratio, Size, plain
+from .sizing import product
 
 # Whose lines no reader has written.
 TORCH = str(Path(torch.__file__).parent) + "/"

@@ -10,13 +10,10 @@ from __future__ import annotations
 import builtins
 import collections
 import functools
-import itertools
-import math
 import operator
-import os
 import sys
 import threading
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,93 +23,28 @@ from torch import Tensor, nn
 from .bytecode import Chain, Constant, LineFacts, Mixed, facts_of
 from .functions import DATA, FACTS, SILENT, is_pure, name_of
 from .graph import Line
+from .natives import (
+    CHANGE,
+    HARMLESS,
+    ITERATORS,
+    KINDS,
+    LAYERS,
+    LIBRARIES,
+    MODULE_FILE,
+    PLAIN_TYPES,
+    PURE,
+    RECORDS,
+    TAKE_SIZES,
+    TORCH_ASKS,
+    TORCH_FILES,
+    TORCH_FUNCTIONS,
+    VALUE_TYPES,
+    WHOLE,
+    is_standard,
+)
 from .recording import TORCH, Recorder, is_theirs
 from .settings import MISSING, UNSEEN, CannotKeep, Settings
 from .sizes import Axis, Ratio, Size, formula_of
-
-_MODULE_FILE = nn.Module.__setattr__.__code__.co_filename
-_LAYERS = _MODULE_FILE.rpartition("module.py")[0]
-# Where records are made while the reader's lines run: Python writes the functions that make them.
-_RECORDS = Size.__new__.__code__.co_filename, Recorder.__init__.__code__.co_filename
-# Functions of nn.Module that change nothing; others of that file, when a reader calls them, do.
-_HARMLESS = frozenset((
-    "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__setattr__", "children", "named_children",
-    "modules",
-    "named_modules", "parameters", "named_parameters", "buffers", "named_buffers", "_named_members", "get_submodule",
-    "get_parameter", "get_buffer", "__dir__", "inner", "remove_from", "<lambda>", "<genexpr>", "<listcomp>",
-    "_get_name",
-    "_maybe_warn_non_full_backward_hook", "__init__", "__contains__", "__iter__", "__len__", "result_hooks",
-))  # fmt: skip
-_PURE = frozenset((
-    "len", "isinstance", "issubclass", "min", "max", "sum", "abs", "all", "any", "sorted", "hasattr", "getattr",
-    "iter", "next",
-    "callable", "divmod", "round", "pow", "chr", "ord", "format", "repr", "hash", "bin", "hex", "ascii",
-    "__build_class__",
-))  # fmt: skip
-# Those to which a size goes unseen: what they give is a plain number, or a range.
-_TAKE_SIZES = frozenset((math.log, math.log2, math.log10, math.isqrt, math.gcd, math.factorial, math.comb, math.perm,
-                         math.ldexp, math.fsum, math.hypot, math.dist, math.pow, math.fmod, math.copysign,
-                         range, slice, itertools.islice, itertools.repeat, itertools.count, bytes,
-                         bytearray))  # fmt: skip
-_KINDS = (
-    str, bytes, tuple, int, float, complex, range, dict, list, set, frozenset, slice, collections.deque, type, property,
-    type(dict().keys()), type(dict().values()), type(dict().items()), type(iter(())), type(_ for _ in ()),
-    MethodType, FunctionType,
-    torch.Size, torch.dtype, torch.device, np.generic, np.ndarray, staticmethod, super, BaseException, torch.finfo,
-)  # fmt: skip
-_CHANGE = frozenset((
-    "append", "extend", "insert", "pop", "clear", "update", "setdefault", "add", "remove", "discard", "popitem",
-    "appendleft",
-    "extendleft", "popleft", "sort", "reverse", "rotate", "__setitem__", "__delitem__", "__iadd__", "move_to_end",
-    "__setattr__",
-    "difference_update", "intersection_update", "symmetric_difference_update", "__delattr__", "fill", "put",
-    "resize", "setflags",
-    "itemset", "partition",
-))  # fmt: skip
-_LIBRARIES = ("math", "operator", "_operator", "itertools", "functools", "_functools", "collections", "_collections",
-"_abc", "cmath",
-              "typing", "_typing")  # fmt: skip
-_TORCH_ASKS = frozenset((
-    "is_grad_enabled", "is_inference_mode_enabled", "is_autocast_enabled", "get_default_dtype",
-    "is_autocast_cpu_enabled",
-    "_get_tracing_state", "is_anomaly_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype",
-    "get_autocast_cpu_dtype",
-    "is_floating_point", "_jit_get_", "_is_tracing", "numel", "is_tensor",
-))  # fmt: skip
-_PLAIN_TYPES = frozenset((
-    int, float, bool, str, list, dict, tuple, set, frozenset, enumerate, zip, map, filter, reversed, super, type,
-    property,
-    object, complex, range, slice, bytes, collections.OrderedDict, collections.defaultdict, collections.deque,
-    functools.partial,
-    staticmethod, classmethod, torch.Size, torch.device, torch.dtype, torch.finfo, torch.iinfo, Tensor, nn.Parameter,
-    itertools.chain, itertools.product, itertools.zip_longest, itertools.islice, itertools.repeat, itertools.accumulate,
-    itertools.starmap, itertools.combinations, itertools.permutations, itertools.takewhile, operator.itemgetter,
-    MethodType, FunctionType, ModuleType, BuiltinFunctionType, type(None), type(Ellipsis),
-))  # fmt: skip
-
-
-# Names by which attributes are read that no other name shows.
-_WHOLE = frozenset(
-    (
-        "__dict__",
-        "__getattribute__",
-        "__getattr__",
-        "__getstate__",
-        "__reduce__",
-        "__reduce_ex__",
-        "f_locals",
-        "gi_frame",
-    )
-)
-
-
-# Where torch's functions of Python stand that do no more than ask torch for others.
-_TORCH_FILES = frozenset((
-    "nn/functional.py", "functional.py", "_tensor.py", "autograd/grad_mode.py", "amp/autocast_mode.py", "overrides.py",
-    "_jit_internal.py", "_VF.py", "nn/parameter.py", "utils/_contextlib.py", "_C/_nn.py", "_utils.py",
-    "autograd/function.py",
-    "_namedtensor_internals.py", "_ops.py", "_classes.py", "_lowrank.py", "utils/_device.py", "nn/utils/parametrize.py",
-))  # fmt: skip
 
 
 class Written:
@@ -163,7 +95,7 @@ class Tracer:
     def line_of(self, frame: Any) -> Line:
         """The nearest line outside Python's own library."""
         outer = frame
-        while outer is not None and _is_standard(outer.f_code.co_filename):
+        while outer is not None and is_standard(outer.f_code.co_filename):
             outer = outer.f_back
         frame = frame if outer is None or is_theirs(outer.f_code.co_filename) else outer
         return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
@@ -176,15 +108,15 @@ class Tracer:
         if self.recorder.inside:
             return None
         if is_theirs(file):
-            if file == _MODULE_FILE:
+            if file == MODULE_FILE:
                 self._of_module(frame, code.co_name)
             elif frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
                 self._of_torch(frame, file, code.co_name)
-            if not file.startswith(_LAYERS) or code.co_name not in ("forward", "_conv_forward"):
+            if not file.startswith(LAYERS) or code.co_name not in ("forward", "_conv_forward"):
                 return None
-        elif _is_standard(file) and self._is_of_torch(frame.f_back):
+        elif is_standard(file) and self._is_of_torch(frame.f_back):
             return None
-        elif file == "<string>" and frame.f_back is not None and frame.f_back.f_code.co_filename in _RECORDS:
+        elif file == "<string>" and frame.f_back is not None and frame.f_back.f_code.co_filename in RECORDS:
             return None
         try:
             self._entered(frame, code)
@@ -194,7 +126,7 @@ class Tracer:
 
     def _is_of_torch(self, frame: Any) -> bool:
         """Whether torch has called what runs in this frame of Python's own library."""
-        while frame is not None and _is_standard(frame.f_code.co_filename):
+        while frame is not None and is_standard(frame.f_code.co_filename):
             frame = frame.f_back
         return frame is None or is_theirs(frame.f_code.co_filename)
 
@@ -239,15 +171,15 @@ class Tracer:
         elif name == "__setattr__":
             given = frame.f_locals
             self._sets(given["self"], given["name"], self._caller(frame))
-        elif name not in _HARMLESS and frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
+        elif name not in HARMLESS and frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
             self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame))
 
     def _of_torch(self, frame: FrameType, file: str, name: str) -> None:
         """A function of torch in Python that a reader's line calls."""
         place = file.replace("\\", "/")[len(TORCH) :] if file.replace("\\", "/").startswith(TORCH) else ""
-        if place.startswith("nn/modules/") or place in _TORCH_FILES or not place or name in _TORCH_ASKS:
+        if place.startswith("nn/modules/") or place in TORCH_FILES or not place or name in TORCH_ASKS:
             return
-        if not (_is_standard(frame.f_back.f_code.co_filename) and self._is_of_torch(frame.f_back)):  # type: ignore[union-attr]
+        if not (is_standard(frame.f_back.f_code.co_filename) and self._is_of_torch(frame.f_back)):  # type: ignore[union-attr]
             self.recorder.refuse(f"what torch's {name}() reads and does is not known", self._caller(frame))
 
     def _caller(self, frame: Any) -> Line:
@@ -263,7 +195,7 @@ class Tracer:
         for chain in facts.reads:
             found[chain] = self._value(frame, local, chain, found)
         self.loose.update(facts.loose)
-        past = _WHOLE.intersection(facts.loose)
+        past = WHOLE.intersection(facts.loose)
         if past:
             self.recorder.refuse(f"{min(past)} reads past the names of attributes", self.line_of(frame))
         for owner, name in facts.looked:
@@ -298,9 +230,9 @@ class Tracer:
         if (id(owner), name) in self.written:
             return getattr(owner, "__dict__", {}).get(name, UNSEEN)
         kind = type(owner)
-        if kind in _VALUE_TYPES:
+        if kind in VALUE_TYPES:
             return UNSEEN
-        if name in _WHOLE and not isinstance(owner, Tensor):
+        if name in WHOLE and not isinstance(owner, Tensor):
             return self._whole(owner, name, frame)
         found = self.settings.attribute(owner, name)
         self._check(found, name, frame)
@@ -333,7 +265,7 @@ class Tracer:
             self.recorder.refuse(f"{name} reads attributes that no line names", self.line_of(frame))
         elif isinstance(found, functools._lru_cache_wrapper):
             self.recorder.refuse(f"{name} keeps results of earlier calls", self.line_of(frame))
-        elif isinstance(found, type) and found not in _PLAIN_TYPES and not found.__flags__ & (1 << 9):
+        elif isinstance(found, type) and found not in PLAIN_TYPES and not found.__flags__ & (1 << 9):
             if found.__module__ not in ("builtins", "torch", "numpy", "collections", "types", "torch._C"):
                 self.recorder.refuse(f"{name} is a class of C that is not known", self.line_of(frame))
         elif kind.__module__ in ("_thread", "_io", "_random", "numpy.random.mtrand", "numpy.random._generator"):
@@ -344,7 +276,7 @@ class Tracer:
         if name is not None:
             if thing is UNSEEN:
                 self.loose[name.value] = None
-            elif type(thing) not in _VALUE_TYPES and (id(thing), name.value) not in self.written:
+            elif type(thing) not in VALUE_TYPES and (id(thing), name.value) not in self.written:
                 self.settings.attribute(thing, name.value)
         elif thing is UNSEEN or isinstance(thing, type):
             self.recorder.refuse("an attribute is looked up by a name that is made on the way", self.line_of(frame))
@@ -397,7 +329,7 @@ class Tracer:
 
     def _calls(self, frame: FrameType, found: Any, callee: Any, arguments: Any) -> None:
         try:
-            takes = callee in _TAKE_SIZES
+            takes = callee in TAKE_SIZES
         except TypeError:  # no hash
             return
         if takes or isinstance(callee, np.ufunc) or (str(getattr(callee, "__module__", "")).split(".")[0] == "numpy"):
@@ -438,7 +370,7 @@ class Tracer:
         if event[0] != "c" or event == "call" or self.recorder.inside:
             return
         file = frame.f_code.co_filename
-        if is_theirs(file) or (_is_standard(file) and self._is_of_torch(frame)):
+        if is_theirs(file) or (is_standard(file) and self._is_of_torch(frame)):
             return
         if event == "c_call":
             self._native(frame, arg)
@@ -451,15 +383,15 @@ class Tracer:
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if isinstance(owner, ModuleType):
             known = self._of_library(frame, owner.__name__, name, function)
-        elif isinstance(owner, Tensor) or owner is _TORCH or getattr(owner, "__module__", "") == "torch._C":
+        elif isinstance(owner, Tensor) or owner is TORCH_FUNCTIONS or getattr(owner, "__module__", "") == "torch._C":
             plain_name = name_of(function)[0]
             known = is_pure(plain_name) or plain_name in FACTS or plain_name in DATA or plain_name in SILENT
-            known = known or name in _TORCH_ASKS or not isinstance(owner, Tensor)
+            known = known or name in TORCH_ASKS or not isinstance(owner, Tensor)
         elif isinstance(owner, type):
             known = owner.__module__ in ("builtins", "torch") and name != "__getattribute__"
-        elif isinstance(owner, _KINDS):
+        elif isinstance(owner, KINDS):
             known = True
-            if name in _CHANGE and not isinstance(owner, type):
+            if name in CHANGE and not isinstance(owner, type):
                 self.changed.append((owner, self.line_of(frame), f"{name}()"))
             elif isinstance(owner, torch.Size) and name == "numel":
                 self.pin_all()
@@ -468,7 +400,7 @@ class Tracer:
         elif owner is None:
             known = getattr(function, "__objclass__", None) in (object, type, dict, list, tuple, str)
         else:
-            known = isinstance(owner, _ITERATORS) or type(owner).__module__ in (
+            known = isinstance(owner, ITERATORS) or type(owner).__module__ in (
                 "re",
                 "itertools",
                 "_operator",
@@ -477,7 +409,7 @@ class Tracer:
             known = known or (
                 type(owner).__flags__ & (1 << 9) and name in ("__init__", "__init_subclass__", "__enter__")
             )
-            if name in _CHANGE:  # of a reader's subclass of list or dict
+            if name in CHANGE:  # of a reader's subclass of list or dict
                 self.changed.append((owner, self.line_of(frame), f"{name}()"))
                 known = isinstance(owner, (dict, list, set, collections.deque))
         if not known:
@@ -488,38 +420,8 @@ class Tracer:
         if library == "math":
             self._floats.append((self.recorder.log.floats, self.recorder.log.ratios))
         if library == "builtins":
-            return name in _PURE
+            return name in PURE
         if library.startswith("torch"):
             plain_name = name_of(function)[0]
-            return is_pure(plain_name) or plain_name in FACTS | DATA | SILENT or name in _TORCH_ASKS
-        return library in _LIBRARIES or (library.startswith("numpy") and not library.startswith("numpy.random"))
-
-
-_TORCH = getattr(torch.matmul, "__self__", None)  # whose functions are torch's own
-_STANDARD = sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)
-_standard: dict[str, bool] = {}
-
-
-def _is_standard(file: str) -> bool:
-    """Whether it is a file of Python's own library, or of a record."""
-    found = _standard.get(file)
-    if found is None:
-        found = (file.startswith(_STANDARD) and "site-packages" not in file) or file.startswith("<frozen")
-        _standard[file] = found
-    return found
-
-
-_ITERATORS = (
-    type(iter([])),
-    type(iter({})),
-    type(iter("")),
-    type(iter(range(0))),
-    zip,
-    map,
-    enumerate,
-    filter,
-    reversed,
-)
-_VALUE_TYPES = frozenset((int, float, str, bool, type(None), bytes, Size, Ratio, list, dict, tuple, set, torch.Size,
-torch.dtype,
-                          torch.device, complex, range, slice))  # fmt: skip
+            return is_pure(plain_name) or plain_name in FACTS | DATA | SILENT or name in TORCH_ASKS
+        return library in LIBRARIES or (library.startswith("numpy") and not library.startswith("numpy.random"))

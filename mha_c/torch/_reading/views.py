@@ -9,60 +9,14 @@ axes, and copies of shared heads are all the same thing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
+from .atoms import ONE, Atom, Mixes, Product, View, composed, is_dropping, merged, probability
 from .graph import Condition, Node, Value
 from .shapes import PERMUTING, einsum_terms, permutation
 from .sizes import Axis, Formula, evaluated, formula_of, plain
 
-
-class Product(NamedTuple):
-    """A size as a product: a number and formulas, which are sorted."""
-
-    number: int
-    formulas: tuple[Any, ...] = ()
-
-    def times(self, other: Product) -> Product:
-        return Product(self.number * other.number, tuple(sorted(self.formulas + other.formulas, key=repr)))
-
-    def over(self, other: Product) -> Optional[Product]:
-        """The quotient, where it is a product again."""
-        rest = list(self.formulas)
-        for formula in other.formulas:
-            if formula not in rest:
-                return None
-            rest.remove(formula)
-        if other.number == 0 or self.number % other.number:
-            return None
-        return Product(self.number // other.number, tuple(rest))
-
-
-ONE = Product(1)
-
-
-class Atom(NamedTuple):
-    axis: Optional[int]
-    size: Product
-    stride: Product
-
-
-class View(NamedTuple):
-    """`axes` of a view of `source`; `offsets` {axis of the source: (number, Product or None) where it begins}."""
-
-    source: Value
-    axes: tuple[tuple[Atom, ...], ...]
-    offsets: Mapping[int, Any]
-    nodes: tuple[Node, ...] = ()
-
-
 _MOST = 40  # sizes that have to be the same
-
-
-class Mixes(Exception):
-    """A view that mixes axes in a way that holds for these sizes only, or is none."""
-
-    def __init__(self, node: Optional[Node]) -> None:
-        self.node = node
 
 
 # Functions whose result has the same elements.
@@ -277,7 +231,7 @@ class Views:
             found.append(tuple(group))
         if atoms:
             raise Mixes(node)
-        return tuple(map(_merged, found))
+        return tuple(map(merged, found))
 
     def _expanded(self, axes: Any, before: Any, after: Any) -> tuple[tuple[Atom, ...], ...]:
         new = len(after) - len(before)
@@ -400,51 +354,6 @@ class Views:
         return view._replace(axes=tuple((*self._copies(n), *axis) for n, axis in zip(times, axes)))
 
 
-def composed(outer: View, inner: View, node: Any) -> View:
-    """A view of a value that is a view itself, as a view of that one's source."""
-    offsets = dict(inner.offsets)
-    for axis, start in outer.offsets.items():
-        atoms = inner.axes[axis]
-        if len(atoms) != 1 or atoms[0].stride.formulas:
-            raise Mixes(node)
-        if atoms[0].axis is not None:
-            offsets[atoms[0].axis] = offsets.get(atoms[0].axis, 0) + start * atoms[0].stride.number
-    axes = []
-    for atoms in outer.axes:
-        found: list[Atom] = []
-        for atom in atoms:
-            found += [atom] if atom.axis is None else _within(inner.axes[atom.axis], atom, node)
-        axes.append(_merged(found))
-    return View(inner.source, tuple(axes), offsets, outer.nodes + inner.nodes)
-
-
-def _within(atoms: tuple[Atom, ...], wanted: Atom, node: Any) -> list[Atom]:
-    """The piece of an axis, of these atoms, that an atom goes along."""
-    if len(atoms) == 1:
-        return [Atom(atoms[0].axis, wanted.size, wanted.stride.times(atoms[0].stride))]
-    found: list[Atom] = []
-    rest, stride = wanted.size, wanted.stride
-    for atom in reversed(atoms):
-        if rest == ONE:
-            break
-        if stride != ONE:
-            below, above = stride.over(atom.size), atom.size.over(stride)
-            if below is not None:
-                stride = below
-                continue
-            if above is None:
-                raise Mixes(node)
-            atom, stride = Atom(atom.axis, above, atom.stride.times(stride)), ONE
-        below = rest.over(atom.size)
-        if below is None and atom.size.over(rest) is None:
-            raise Mixes(node)
-        found.insert(0, atom if below is not None else Atom(atom.axis, rest, atom.stride))
-        rest = below if below is not None else ONE
-    if rest != ONE:
-        raise Mixes(node)
-    return found
-
-
 def sliced_size(x: slice, size: Any, views: Views) -> Optional[Product]:
     """How many a slice takes, as a product, where that is one."""
     if x.stop is None and x.start in (None, 0):
@@ -473,35 +382,6 @@ def _number_of(values: Any, axis: int, views: Views) -> Optional[int]:
     return total
 
 
-def _merged(atoms: list[Atom]) -> tuple[Atom, ...]:
-    """Neighbours that go along one axis without a gap are one atom."""
-    found: list[Atom] = []
-    for atom in atoms:
-        if atom.size == ONE:
-            continue
-        last = found[-1] if found else None
-        if (
-            last is not None
-            and last.axis == atom.axis
-            and (atom.axis is None or last.stride == atom.stride.times(atom.size))
-        ):
-            found[-1] = Atom(atom.axis, last.size.times(atom.size), atom.stride)
-        else:
-            found.append(atom)
-    return tuple(found)
-
-
-def is_dropping(node: Node) -> bool:
-    """Whether a dropout draws."""
-    training = node.args[2] if len(node.args) > 2 else node.kwargs.get("training", True)
-    return bool(training) and probability(node) > 0
-
-
-def probability(node: Node) -> float:
-    p = node.args[1] if len(node.args) > 1 else node.kwargs.get("p", 0.5)
-    return float(p)
-
-
 def _arg(node: Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
 
@@ -512,3 +392,6 @@ def _flat_index(index: Any) -> list[Any]:
 
 def _is_one(size: Any) -> bool:
     return formula_of(size) is size and size == 1
+
+
+__all__ = ["ONE", "Atom", "Mixes", "Product", "View", "Views", "composed", "is_dropping", "probability"]

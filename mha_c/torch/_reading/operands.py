@@ -1,0 +1,200 @@
+"""Where a side of a product came from: views, a scale, turns, the projection."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from .found import Operand
+from .graph import Node, Value
+from .masks import Unclear
+from .products import Projected, Projection, composed, projection_of, rows_of
+from .sizes import Ratio, Size
+from .turns import Turn, turned
+from .views import ONE, View
+
+
+def times(a: Any, b: Any) -> Any:
+    """The product of numbers; a tuple of what is no number."""
+    plain_a, plain_b = not isinstance(a, (tuple, Value)), not isinstance(b, (tuple, Value))
+    if plain_a and plain_b:
+        return a * b
+    if plain_a and a == 1:
+        return b
+    if plain_b and b == 1:
+        return a
+    return ("*", a, b)
+
+
+class Origin:
+    """Back from a side of a product: views, a scale, turns, casts, the projection, views of its source."""
+
+    def __init__(self, finder: Any, value: Value, letters: list[str]) -> None:
+        self.finder, self.views, self.value, self.letters = finder, finder.views, value, letters
+        self.scale: Any = 1.0
+        self.turn: Optional[Turn] = None
+        self.nodes: list[Node] = []
+        self.view = self.views.whole(value)
+        self.projection: Optional[Projection] = None
+        self._back()
+
+    def _back(self) -> None:
+        while True:
+            inner = self.views.of(self.view.source)
+            self._through(inner)
+            source = self.view.source
+            found = projection_of(self.views, source)
+            if found is not None:
+                self.projection = found
+                self.nodes += found.nodes
+                return
+            if not (self._scaled(source) or self._turned(source)):
+                return
+
+    def _through(self, inner: View) -> None:
+        self.nodes += inner.nodes
+        self.view = composed(self.view, inner, self.value.node)
+
+    def _go(self, to: Value, node: Node) -> None:
+        """The same elements, made of another value of the same shape."""
+        self.nodes.append(node)
+        self.view = self.view._replace(source=to)
+
+    def _scaled(self, source: Value) -> bool:
+        node = source.node
+        if node is None or node.name.rstrip("_") not in ("mul", "div") or len(node.args) != 2:
+            return False
+        a, b = node.args
+        for x, by in ((a, b), (b, a))[: 2 if node.name.startswith("mul") else 1]:
+            said = self.finder.tables.of(by)
+            number = by if isinstance(by, (Size, Ratio)) else said
+            if isinstance(number, (int, float)) and isinstance(x, Value) and x.shape == source.shape:
+                self.scale = times(self.scale, number if node.name.startswith("mul") else 1 / number)
+                self._go(x, node)
+                return True
+        return False
+
+    def _turned(self, source: Value) -> bool:
+        if self.turn is not None:
+            return False
+        found = turned(self.views, self.finder.tables, source)
+        if found is None:
+            return False
+        turn, before, nodes = found
+        self.turn = turn
+        self.nodes += nodes
+        self.view = self.view._replace(source=before)
+        return True
+
+    def operand(self, rest: list[str]) -> tuple[Operand, list[list[Any]]]:
+        source, features = self.view.source, None
+        if self.projection is not None:
+            features = self.projection.result_features
+        elif self._d_axis() is not None:
+            features = self._d_axis()
+        places, kinds = self._letters_of(features, rest)
+        axes = tuple("".join(letter for letter, _ in place) for place in places)
+        heads = self._heads(places)
+        projected, kept, source_axes = None, source, self._along(kinds, source)
+        if self.projection is not None:
+            projected = self._rows(places)
+            kept, source_axes = self._source(self.projection, source_axes)
+        found = Operand(self.value, axes, kept, source_axes, projected, self.turn, self.scale, heads, tuple(self.nodes))
+        return found, places
+
+    def _d_axis(self) -> Optional[int]:
+        for letter, atoms in zip(self.letters, self.view.axes):
+            if letter == "d" and atoms:
+                return atoms[-1].axis
+        return None
+
+    def _letters_of(self, features: Optional[int], rest: list[str]) -> Any:
+        """The letters of each axis, with sizes; and {axis of the source: letters in their order}."""
+        places: list[list[Any]] = []
+        kinds: dict[int, list[tuple[int, str, Any]]] = {}
+        seen_batch = False
+        for letter, atoms in zip(self.letters, self.view.axes):
+            place: list[Any] = []
+            for atom in atoms:
+                known = letter if letter in ("d", "q", "k") else ""
+                if atom.axis is None:
+                    name = known or "r"
+                    name = "r" if known in ("d", "") else known
+                elif known:
+                    name = known
+                elif atom.axis == features:
+                    name = "h"
+                elif self.projection is None and seen_batch and self._is_heads(letter, rest):
+                    name = "h"
+                else:
+                    name, seen_batch = "b", True
+                place.append((name, atom.size))
+                if atom.axis is not None:
+                    kinds.setdefault(atom.axis, []).append((_order(atom.stride), name, atom))
+            places.append(place)
+        return places, kinds
+
+    def _is_heads(self, letter: str, rest: list[str]) -> bool:
+        """Without a projection, the last of several axes in front of positions is that of heads."""
+        return bool(rest) and letter == rest[-1] and len(rest) > 1
+
+    def _heads(self, places: list[list[Any]]) -> Any:
+        number = ONE
+        for place in places:
+            for letter, size in place:
+                if letter == "h":
+                    number = number.times(size)
+        return number.number if not number.formulas else number
+
+    def _along(self, kinds: Any, source: Value) -> tuple[str, ...]:
+        return tuple(
+            "".join(name for _, name, _ in sorted(kinds.get(i, []), key=lambda x: -x[0]))
+            for i in range(len(source.shape))
+        )
+
+    def _rows(self, places: Any) -> Optional[Projected]:
+        """Which rows of the weight the heads' features are, (h d)."""
+        projection = self.projection
+        assert projection is not None
+        axis = projection.result_features
+        start = self.view.offsets.get(axis, 0)
+        if any(i != axis for i in self.view.offsets):
+            raise Unclear("a part of the inputs is left out", self.value.node)
+        heads = [
+            a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter != "d"
+        ]
+        features = [
+            a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter == "d"
+        ]
+        picked = [start]
+        for atom in [*heads, *features]:
+            if atom.size.formulas or atom.stride.formulas:
+                raise Unclear("features are cut in a way that hangs on the call's sizes", self.value.node)
+            picked = [x + i * atom.stride.number for x in picked for i in range(atom.size.number)]
+        weight = rows_of(projection.weight, 1 - projection.weight_in, picked)
+        bias = None if projection.bias is None else rows_of(projection.bias, 0, picked)
+        if weight is None or (projection.bias is not None and bias is None):
+            raise Unclear("rows of a weight are picked in a way that is not read", projection.nodes[0])
+        lines = tuple(node.line for node in projection.nodes)
+        return Projected((weight,), () if bias is None else (bias,), lines)
+
+    def _source(self, projection: Projection, axes: tuple[str, ...]) -> tuple[Value, tuple[str, ...]]:
+        """What was projected, behind views, and the letters of its axes."""
+        own = [x for i, x in enumerate(axes) if i != projection.result_features]
+        own.insert(projection.features, "c")
+        view = self.views.of(projection.source)
+        self.nodes += view.nodes
+        found = [""] * len(view.source.shape)
+        for letters, atoms in zip(own, view.axes):
+            for atom in atoms:
+                if atom.axis is None:
+                    continue
+                if found[atom.axis] and found[atom.axis] != letters:
+                    return projection.source, tuple(own)
+                found[atom.axis] = letters
+        if view.offsets or any(len(atoms) > 1 for atoms in view.axes):
+            return projection.source, tuple(own)
+        return view.source, tuple(found)
+
+
+def _order(stride: Any) -> int:
+    return stride.number * (1 << 40 if stride.formulas else 1)
