@@ -151,6 +151,31 @@ def test_stdout_is_the_answer_alone_whoever_prints(tmp_path):
     assert json.loads(done.stdout)["ok"] and "of C" in done.stderr and "5" in done.stderr
 
 
+LIE = '{"ok": true, "report": {}, "text": ""}'
+HOSTILE = {  # what stands before the right or the wrong function: (whether it is wrong, the file's ok)
+    "import os; os._exit(0)": (False, None),
+    "import atexit, os; atexit.register(lambda: os._exit(0))": (True, False),
+    f"import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'{LIE}')\n    except OSError: pass": (True, False),
+    "import os; os.fork()": (True, False),
+    "import json; json.dumps = lambda *_, **__: '{}'": (True, False),
+    "import os, signal; os.kill(os.getpid(), 9)": (False, None),
+    "class Encoder:\n    def __init__(self, num_hiddens): raise NotImplementedError\n    def __call__(self, x): pass":
+    (False, True),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks and signals are those of POSIX")
+@pytest.mark.parametrize("line", HOSTILE)
+def test_a_status_is_a_verdict_whatever_the_file_does(line, tmp_path):
+    is_wrong, ok = HOSTILE[line]
+    text = RIGHT.replace("np.sqrt(q.shape[-1])", "q.shape[-1]") if is_wrong else RIGHT
+    (tmp_path / "mine.py").write_text(f"{line}\n{text}")
+    done = command("check", "mine.py", "--json", cwd=tmp_path, status={True: 0, False: 1, None: 2}[ok])
+    report = json.loads(done.stdout)
+    assert report["ok"] is ok and "Traceback" not in done.stderr
+    assert first(report) == ("scale_d" if is_wrong else "ended" if ok is None else None)
+
+
 @pytest.mark.parametrize(
     "words", ["check", "dance", *(f"check a.py --{x}" for x in ("loud", "seconds 0", "seconds nan"))]
 )
