@@ -57,7 +57,7 @@ def attention(queries, keys, values, valid_lens=None):
 @pytest.mark.parametrize(
     ("more", "left"),
     [
-        ("class Encoder:\n    def __init__(self, num_hiddens, num_heads): raise NotImplementedError('TODO')\n"
+        ("class Encoder:\n    def __init__(self, num_hiddens, num_heads): raise NotImplementedError('of students')\n"
          "    def __call__(self, x): return x\n", {"Encoder": "unmade"}),
         ("def plot_attention(weights, words, file): raise OSError(file)\n", {"plot_attention": "not_sure"}),
         ("def split_data(data, share): return data[:share], data[share:]\n", {"split_data": "not_sure"}),
