@@ -165,7 +165,8 @@ class AttentionLayer(Planned, Viewable):
         corner = core_corner(causal, queries, keys)
         turn = None
         if self._turns:
-            turn = self._turn(0, max(x.shape[1] if x.ndim == 3 else 0 for x in (queries, keys)), queries.dtype)
+            rows = [x.shape[1] for x in (queries, keys) if x.ndim == 3]
+            turn = self._turn(0, max(rows, default=0), queries.dtype)
         if turn is keep_mask is bias is None:
             return corner and CORNERS[corner]
         return corner, keep_mask, bias, turn
