@@ -315,14 +315,15 @@ class AttentionLayer(Planned, Viewable):
     ) -> tuple[Any, ...]:
         """Gradients of three inputs, four weights, four biases and w_v; None where the layer has no such part."""
         dtype, kept, plan = record.out.dtype, record.kept, record.plan
-        arrays = (x for suffix in ("weight", "bias") for role in roles for x in (role and getattr(role, suffix),))
-        parameters = tuple(None if x is None else x.astype(dtype, copy=False) for x in arrays)
+        numbers = (None if role is None else role.weight for role in roles)
+        weights = tuple(None if weight is None else weight.astype(dtype, copy=False) for weight in numbers)
         with_bias = tuple(role is not None and role.has_bias for role in roles)
-        corner, keep_mask, bias = (None,) * 3 if kept.options is None else kept.options[:3]
         _, w_v, heads, empty_rows = plan.in_core
+        rows, options = self._rows(plan.states), None
+        if not (kept.options is record.turn is rows is None):
+            options = *((None,) * 3 if kept.options is None else kept.options[:3]), record.turn, rows
         *grads, grad_w_v = layer_backward(
-            grad_output, kept, *record.inputs, kept.lengths, (*parameters, w_v), w_v, heads, empty_rows,
-            record.dropout, kept.seed, (*(True,) * 7, *with_bias, True), join,
-            (corner, keep_mask, bias, record.turn, self._rows(plan.states)),
+            grad_output, kept, *record.inputs, kept.lengths, (*weights, None, None, None, None, w_v), w_v, heads,
+            empty_rows, record.dropout, kept.seed, (*(True,) * 7, *with_bias, True), join, options,
         )  # fmt: skip
         return (*grads, None if grad_w_v is None else grad_w_v[None])
