@@ -17,6 +17,7 @@ from .._arguments.arrays import INT64, gradient_like, like_input, to_arrays, to_
 from .._arguments.core_refusals import PackedForOthers
 from .._arguments.options import core_corner
 from .._core import explain_layer, isa, layer_backward, layer_forward
+from .._summary import Scores
 from ..linear import State, packing_type
 from .kept_weights import Kept, saved_weights
 from .module import Dropout
@@ -245,6 +246,8 @@ class AttentionLayer(Planned, Viewable):
         saved, as_tensor = self._last[:2]
         if isinstance(saved, str):  # why there are none: mha_c.dask called the layer in other processes
             raise RuntimeError(saved)
+        if isinstance(saved, Scores):  # of a grouped layer that an earlier version pickled
+            return saved.weights(), as_tensor
         return saved_weights(saved), as_tensor
 
     @property

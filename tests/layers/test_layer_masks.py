@@ -8,6 +8,8 @@ import pytest
 
 import mha_c
 from mha_c import _core
+from mha_c._arguments.options import core_options
+from mha_c._summary import Scores
 from plain_layers import Plain, computed, seen
 
 B, Q, K, HIDDENS = 2, 5, 7, 16
@@ -267,3 +269,23 @@ def test_a_mask_is_one_call_of_the_core(kind, monkeypatch):
     monkeypatch.setattr(call, "layer_forward", lambda *a: seen_calls.append(1) or _core.layer_forward(*a))
     layer(*given, keep_mask=keep)
     assert seen_calls == [1] and "the compiled core" in str(mha_c.explain(layer, *given, keep_mask=keep))
+
+
+def test_grouped_layers_of_an_earlier_version_show_their_weights():
+    """What their calls had kept: the heads, and the core's options."""
+    layer, x = made("grouped"), np.random.default_rng(9).standard_normal((B, Q, HIDDENS))
+    layer(x, x, x)
+    weights = layer.attention_weights
+    q, k = (np.split(_core.linear(x, W), n, axis=2) for W, n in heads_of(layer))
+    q, k = (np.stack(heads, axis=1) for heads in (q, k))
+    state = {name: value for name, value in vars(layer).items() if name not in ("_dropout", "_empty_rows", "_plan")}
+    state["_last"] = Scores(q, k, None, core_options(q, k)), False
+    old = type(layer).__new__(type(layer))
+    old.__dict__.update(state, _shown={})
+    np.testing.assert_array_equal(old.attention_weights, weights)
+    np.testing.assert_array_equal(old(x, x, x), layer(x, x, x))
+
+
+def heads_of(layer):
+    states, (heads, shared) = layer._parameters.states, (layer.num_heads, layer.num_kv_heads)
+    return (states["W_q"].packed(layer.dtype), heads), (states["W_k"].packed(layer.dtype), shared)
