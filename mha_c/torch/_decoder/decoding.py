@@ -36,11 +36,11 @@ class Held(NamedTuple):
     def by(cls, module: Any) -> Held:
         """All parameters and buffers of the children W_k and W_v of a layer."""
         weights: list[Any] = []
+        before = ""  # one child may project both
         for slot, name in module._layout.slots:
-            if slot in (1, 2):
-                child = module._modules[name]
+            if slot in (1, 2) and name != before:
+                child, before = module._modules[name], name
                 weights += child._parameters.values() if type(child) is nn.Linear else _all_of(child)
-        weights = list({id(x): x for x in weights if x is not None}.values())  # one child may project both
         return cls(tuple(weights), tuple(map(_state, weights)))
 
     def same(self, now: Held) -> bool:
@@ -191,12 +191,14 @@ class Steps(NamedTuple):
         n_steps = queries.shape[1]
         valid_lens = valid_lens.cpu() if elsewhere(valid_lens) else valid_lens
         counts = n_steps if valid_lens is None else caches.step_counts(valid_lens, cache.batch, n_steps)
-        sizes = cache.batch, n_steps, caches.most(cache._steps + counts)
-        return cls(cache, module._head_counts(), n_steps, counts, module, module._checked_masks(asked.masks, sizes))
+        masks = asked.masks
+        if not (masks[0] is masks[1] is None):
+            masks = module._checked_masks(masks, (cache.batch, n_steps, caches.most(cache._steps + counts)))
+        return cls(cache, module._head_counts(), n_steps, counts, module, masks)
 
     def _masks_of(self, steps: Any) -> Any:
         """The masks of keys that belong to these steps, (1 or B, K), -1 where there is none; None: to all in order."""
-        if steps is None or self.masks == (None, None):
+        if steps is None or self.masks[0] is self.masks[1] is None:
             return self.masks
         return tuple(x if x is None else masks_of_steps(x, steps) for x in self.masks)
 
