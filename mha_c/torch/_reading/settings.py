@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from collections import deque
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Optional
@@ -252,7 +253,12 @@ class Settings:
         elif isinstance(value, type):
             if value.__module__.split(".")[0] not in _KNOWN:
                 self.kind(value)
+        elif isinstance(value, type(os.environ)):
+            self.meet(value._data, words)  # type: ignore[attr-defined]
         elif not isinstance(value, (ModuleType, BuiltinFunctionType, np.generic, CodeType)):
+            changes = any(hasattr(kind, name) for name in ("__setitem__", "__next__"))
+            if changes and not kind.__flags__ & (1 << 9):  # of C, and nobody knows what it holds
+                raise CannotKeep(f"{words} is {kind.__module__}.{kind.__name__}, whose state is not seen")
             self._meet_object(value, None)
             self._meet_parts(value, words)
 

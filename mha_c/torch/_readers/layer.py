@@ -1,0 +1,337 @@
+"""The layer of ours that a reading is: what one call of the core needs, or the line that no layer of ours has.
+
+A reading is proof: all that the lines computed is in its graph.  Here each part of the graph is either a part of the
+one call, or a reason why there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
+
+from .._reading.attention import Attention, Operand, attentions
+from .._reading.graph import Line, Node, Reading, Reason, Value, walked
+from .._reading.masks import Mask
+from .._reading.products import Projected
+from .._reading.sizes import Axis, axes_of, evaluated, formula_of
+from .letters import axes_of_source, letters_of, view_of
+
+LARGE = 1e5  # no score in float32 that trains is lower than minus this
+OUT, WEIGHTS, DROPPED = "out", "weights", "dropped"
+
+
+class Left(Exception):
+    """Why a reading is no call of the core.
+
+    reason    the words and the line
+    instead   what to write, where the core has it
+    attends   whether there is an attention in it
+    """
+
+    def __init__(self, words: str, line: Optional[Line] = None, instead: str = "", attends: bool = True) -> None:
+        super().__init__(words)
+        self.reason, self.instead, self.attends = Reason(words, line), instead, attends
+
+
+class Input(NamedTuple):
+    """Where queries, keys or values come from.
+
+    name      of the input, as in `Graph.inputs`
+    letters   of its axes: "bqc", "bkc", "bhqc", "qbc", "qc"; they are arranged in the core's order
+    """
+
+    name: str
+    letters: str
+
+
+class Given(NamedTuple):
+    """What a call gives, or keeps, in the place of a tensor.
+
+    what      "out", "weights", "dropped"
+    letters   of its axes
+    attached  whether gradients flow back from it
+    """
+
+    what: str
+    letters: str
+    attached: bool = True
+
+
+class Layer(NamedTuple):
+    """One call of a layer of ours.
+
+    kind            "dot" or "additive"
+    inputs          of queries, keys, values
+    projections     of queries, keys, values, output: a Projected, or None
+    w_v             of additive scores
+    heads, kv_heads
+    scale           None where it is 1 / sqrt(head_dim); else a number, or a Size
+    masks           all but the causal one
+    causal          None, "top_left", "bottom_right"
+    window          None, or the distance from a query back to the first key that it sees, negative
+    empty_rows      what a query without keys gets
+    softcap, sinks
+    turns           of queries and keys
+    dropout         the rate of the weights, as the call was: 0 in evaluation
+    out_dropout     of the output
+    result          the structure of what it gives, with a Given in the place of each tensor
+    kept            ((path, name, structure), ...): attributes that it sets
+    line            of its softmax
+    """
+
+    kind: str
+    inputs: tuple[Input, Input, Input]
+    projections: tuple[Optional[Projected], ...]
+    w_v: Optional[Value]
+    heads: Any
+    kv_heads: Any
+    scale: Any
+    masks: tuple[Mask, ...]
+    causal: Optional[str]
+    window: Any
+    empty_rows: str
+    softcap: Any
+    sinks: Optional[Value]
+    turns: tuple[Any, Any]
+    dropout: float
+    out_dropout: float
+    result: Any
+    kept: tuple[tuple[str, str, Any], ...]
+    line: Line
+
+
+def layer_of(reading: Reading) -> Layer:
+    """The layer that a reading is; Left where it is none."""
+    found = attentions(reading)
+    known = [one for one in found if isinstance(one, Attention)]
+    if reading.refused is not None:
+        raise Left(reading.refused.words, reading.refused.line, attends=bool(found))
+    if not known:
+        reasons = [one for one in found if isinstance(one, Reason)]
+        if not reasons:
+            raise Left("no softmax in it", attends=False)
+        raise Left(reasons[0].words, reasons[0].line)
+    if len(found) > 1:
+        other = found[1]
+        raise Left(f"it holds {len(found)} of them, and one call of the core has one", other.line)
+    return _Fitted(reading, known[0]).layer()
+
+
+class _Fitted:
+    """One attention of a reading beside a layer of ours."""
+
+    def __init__(self, reading: Reading, one: Attention) -> None:
+        self.reading, self.one = reading, one
+        self.meanings: dict[Any, str] = {}
+        for operand in (one.queries, one.keys, one.values):
+            if isinstance(operand, Operand):
+                self._add_meanings(operand)
+
+    def _add_meanings(self, operand: Operand) -> None:
+        for formula, letter in axes_of_source(operand.source, short(operand.source_axes, one_row="")).items():
+            letter = "q" if letter == "k" and self.meanings.get(formula) == "q" else letter  # as many keys as queries
+            self.meanings[formula] = letter
+
+    def layer(self) -> Layer:
+        one = self.one
+        if one.kind == "torch":
+            raise Left("torch's own layer computes it", one.line)
+        if one.values is None or one.output is None:
+            raise Left("its weights meet no values", one.line)
+        self._check_writes()
+        masks, causal, window = self._masks()
+        out_dropout, result = 0.0, self.reading.output
+        self.behind: list[Node] = []
+        result = self._structure(result)
+        for node in self.behind:
+            out_dropout = max(out_dropout, _rate(node))
+        return Layer(
+            kind="additive" if one.kind == "additive" else "dot",
+            inputs=(self._input(one.queries, "q"), self._input(one.keys, "k"), self._input(one.values, "k")),
+            projections=(one.queries.projected, one.keys.projected, one.values.projected, one.projected_output),
+            w_v=one.w_v, heads=_number(one.queries.heads), kv_heads=_number(one.keys.heads),
+            scale=self._scale(), masks=masks, causal=causal, window=window, empty_rows=self._empty_rows(),
+            softcap=one.softcap, sinks=one.sinks, turns=(one.queries.turn, one.keys.turn),
+            dropout=one.dropout, out_dropout=out_dropout, result=result, kept=self._kept(),
+            line=one.line,
+        )  # fmt: skip
+
+    # --- Inputs ---------------------------------------------------------------------------------------------
+
+    def _input(self, operand: Operand, row: str) -> Input:
+        value, noun = operand.source, {"q": "queries", "k": "keys or values"}[row]
+        letters = short(operand.source_axes)
+        while value.node is not None:
+            before = view_of(value.node, self.meanings)
+            if before is None:
+                raise Left(f"{_named(value.node)} comes before the {noun} are projected", value.node.line)
+            value = before
+            letters = letters_of(value, self.meanings)
+        if value.kind != "input":
+            raise Left(f"its {noun} are no argument of the call", self.one.line)
+        if isinstance(operand.scale, Value):
+            raise Left(f"its {noun} are multiplied by a tensor", self.one.line)
+        if "?" in letters:
+            raise Left(f"the axes of its {noun} could not be told", self.one.line)
+        return Input(value.name, letters)
+
+    # --- Scores ---------------------------------------------------------------------------------------------
+
+    def _scale(self) -> Any:
+        """None, or a number, where it is not that of head_dim."""
+        one = self.one
+        if not isinstance(one.scale, (int, float)):
+            raise Left("a tensor scales the scores", one.line)
+        if one.kind == "additive":
+            if one.scale != 1:
+                raise Left(f"additive scores are multiplied by {float(one.scale):.4g}", one.line)
+            return None
+        axes = [axis for axis, letters in enumerate(one.queries.axes) if letters == "d"]
+        width = one.queries.value.shape[axes[0]] if len(axes) == 1 else None
+        known = width is not None and _is_root_of(one.scale, width, _fixed(self.reading), self.reading.sizes())
+        return None if known else one.scale
+
+    def _masks(self) -> tuple[tuple[Mask, ...], Optional[str], Any]:
+        masks, causal, window = [], None, None
+        for mask in self.one.masks:
+            if mask.sense != "add" and not mask.fill <= -LARGE:
+                words = f"hidden scores become {mask.fill:g}, which is no mask where scores are lower"
+                raise Left(words, mask.line, "keep_mask=mask")
+            if mask.sense == "causal" and formula_of(mask.offset) == 0:
+                causal = "top_left"
+            elif mask.sense == "window" and window is None:
+                window = mask.offset
+            else:
+                masks.append(mask)
+        return tuple(masks), causal, window
+
+    def _empty_rows(self) -> str:
+        """A query all of whose keys are hidden: with a number in the place of scores all weights are equal."""
+        fills = [mask.fill for mask in self.one.masks if mask.sense != "add"]
+        return "uniform" if fills and all(fill > -1e300 and fill != float("-inf") for fill in fills) else "zero"
+
+    # --- Results --------------------------------------------------------------------------------------------
+
+    def _structure(self, found: Any) -> Any:
+        """What a call gives, or keeps, with a Given in the place of each tensor."""
+        if isinstance(found, Value):
+            return self._given(found)
+        if isinstance(found, (tuple, list)):
+            parts = [self._structure(x) for x in found]
+            return type(found)(*parts) if hasattr(found, "_fields") else type(found)(parts)
+        if isinstance(found, dict):
+            return {key: self._structure(x) for key, x in found.items()}
+        if any(isinstance(x, Value) for x in walked(found)) or not isinstance(found, (int, float, str, bool, type(None))):
+            raise Left(f"it gives a {type(found).__name__}", self.one.line)
+        if not isinstance(formula_of(found), (int, float, str, bool, type(None))):
+            raise Left("it gives a number that follows from sizes", self.one.line)
+        return found
+
+    def _given(self, value: Value) -> Given:
+        one, attached, start = self.one, True, value
+        ends = {id(x): what for x, what in ((one.dropped, DROPPED), (one.weights, WEIGHTS), (one.output, OUT)) if x}
+        while id(value) not in ends:
+            node = value.node
+            if node is None:
+                raise Left(f"it gives {value.name or 'a tensor'} back as it is", one.line)
+            before = view_of(node, self.meanings)
+            if before is None and node.name == "detach":
+                before, attached = node.values()[0], False
+            if before is None and node.name == "dropout":
+                before = node.values()[0]
+                self.behind.append(node)
+            if before is None:
+                raise Left(_what_follows(node), node.line)
+            value = before
+        what = ends[id(value)]
+        if value is start:
+            axes = one.output_axes if what is OUT else one.weights_axes
+            letters = short(axes, "c" if what is OUT else "k")
+        else:
+            letters = letters_of(start, self.meanings) if what is OUT else _letters_of_weights(start)
+        if "?" in letters or len(letters) != len(start.shape):
+            raise Left("its result's axes could not be told", one.line)
+        return Given(what, letters, attached)
+
+    def _kept(self) -> tuple[tuple[str, str, Any], ...]:
+        found = []
+        for effect in self.reading.effects:
+            if effect.path is None:
+                raise Left(f"it sets {effect.name} of an object that is no part of it", effect.line)
+            behind, self.behind = self.behind, []
+            structure = self._structure(effect.value)
+            if self.behind or not isinstance(structure, Given) or structure.what == OUT:
+                raise Left(f"it keeps {effect.name}, which is not its weights", effect.line)
+            self.behind = behind
+            found.append((effect.path, effect.name, structure))
+        return tuple(found)
+
+    def _check_writes(self) -> None:
+        for node in self.reading.graph.nodes:
+            if node.writes is not None and node.writes.node is None:
+                raise Left(f"it changes {node.writes.name or 'a tensor'} in place", node.line)
+        known = {id(self.one.dropout_node), id(self.one.output_dropout)}
+        for node in self.reading.random:
+            if id(node) not in known and node.name != "dropout":
+                raise Left("it draws random numbers", node.line)
+
+
+def short(axes: tuple[str, ...], features: str = "c", one_row: str = "1") -> str:
+    """The axes of an operand in a letter each: "c" features, "1" an axis of one; "?" where two are on one axis."""
+    known = {"": one_row or "1", "d": features, "hd": features, "c": features, "bh": "f"}
+    return "".join(known.get(letters, letters if len(letters) == 1 else "?") for letters in axes)
+
+
+def _named(node: Node) -> str:
+    return node.name.strip("_")
+
+
+def _what_follows(node: Node) -> str:
+    names = {"add": "something is added to what it gives", "layer_norm": "a norm follows what it gives"}
+    return names.get(_named(node), f"{_named(node)} follows what it gives")
+
+
+def _letters_of_weights(value: Value) -> str:
+    return {4: "bhqk", 3: "bqk", 2: "qk"}.get(len(value.shape), "?")
+
+
+def _rate(node: Optional[Node]) -> float:
+    """What a dropout drops as it was called."""
+    if node is None:
+        return 0.0
+    named = {**dict(zip(("input", "p", "training"), node.args)), **node.kwargs}
+    return float(named.get("p", 0.5)) if named.get("training", True) else 0.0
+
+
+def _number(n: Any) -> int:
+    """How many heads; 1 where the inputs' own axes tell."""
+    return int(n) if isinstance(n, int) else 1
+
+
+def _is_root_of(scale: Any, width: Any, fixed: frozenset[Any], sizes: Mapping[Any, int]) -> bool:
+    """Whether a scale is 1 / sqrt(width), for all sizes that its formula allows.
+
+    fixed   axes that a condition of the reading fixes
+    """
+    formula, of_width = formula_of(scale), formula_of(width)
+    axes = {*axes_of(formula), *axes_of(of_width)}
+    factors = (1,) if axes <= fixed else (1, 2, 3, 5)  # a formula is tried with other sizes, too
+    for factor in factors:
+        others = {axis: n if axis in fixed else n * factor for axis, n in sizes.items()}
+        if abs(evaluated(formula, others) * evaluated(of_width, others) ** 0.5 - 1) >= _NEAR:
+            return False
+    return True
+
+
+def _fixed(reading: Reading) -> frozenset[Any]:
+    """Axes of the inputs that must have the size that they have."""
+    equal = [each.formula for each in reading.conditions if each.outcome and getattr(each.formula, "name", "") == "=="]
+    found = {*reading.pinned}
+    for formula in equal:
+        one, other = formula.parts
+        if isinstance(other, int) and isinstance(one, Axis):
+            found.add(one)
+    return frozenset(found)
+
+
+_NEAR = 1e-6

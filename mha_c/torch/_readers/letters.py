@@ -1,0 +1,60 @@
+"""The axes of a tensor by what they mean, told by the formulas of their sizes.
+
+"b" items, "h" heads, "q" queries, "k" keys, "c" features, "1" an axis of one.  A tensor whose axes follow from the
+inputs' axes in another way has no letters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from .._reading.graph import Node, Value
+from .._reading.sizes import Axis, formula_of
+
+SAME_ORDER = frozenset(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "squeeze_", "unsqueeze_"))
+_AS_IT_IS = frozenset(("contiguous", "clone", "requires_grad_", "alias"))
+TURNS = frozenset(("transpose", "permute", "swapaxes", "movedim", "mT", "T", "t", "swapdims"))
+
+
+def axes_of_source(value: Value, letters: str) -> dict[Any, str]:
+    """{formula: letter} of an operand's source: what sizes mean in this call.  A formula that means two is left out."""
+    found: dict[Any, str] = {}
+    for n, letter in zip(value.shape, letters):
+        formula = formula_of(n)
+        if isinstance(formula, Axis):
+            found[formula] = letter if found.get(formula, letter) == letter else "?"
+    return found
+
+
+def letters_of(value: Value, meanings: dict[Any, str]) -> str:
+    """The letters of a value's axes: "c" where the size is a plain number, "1" where that is 1, "?" where unknown."""
+    found = ""
+    for n in value.shape:
+        formula = formula_of(n)
+        if isinstance(formula, int):
+            found += "1" if formula == 1 else "c"
+        else:
+            found += meanings.get(formula, "?")
+    return found
+
+
+def _without_ones(letters: str) -> str:
+    return letters.replace("1", "")
+
+
+def view_of(node: Node, meanings: dict[Any, str]) -> Optional[Value]:
+    """What a node gives another shape to, its numbers in an order that the letters tell; None of any other node."""
+    given = node.values()
+    if len(given) != 1 or len(node.results) != 1 or node.writes is not None:
+        return None
+    (before,), (after,) = given, node.results
+    if node.name in _AS_IT_IS or node.name in TURNS:
+        return before
+    if node.name in SAME_ORDER:
+        one, other = (_without_ones(letters_of(x, meanings)) for x in (before, after))
+        return before if one == other and "?" not in one else None
+    if node.name == "__getitem__":  # x[None], x[:, None]: no index takes a part
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        whole = all(each is None or each is Ellipsis or each == slice(None) for each in index)
+        return before if whole else None
+    return None

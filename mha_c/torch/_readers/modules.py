@@ -1,0 +1,402 @@
+"""The class of a module that is read: the reader's own, but that its calls are read, and may be the core's.
+
+A module gets a class of its own, a subclass of the reader's under its name, which holds its State.  A module that is left
+gets the reader's class back.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import MethodType
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from .._call.inputs import without_graphs
+from .._private import GLOBAL_HOOKS
+from .._reading.graph import Reading, Reason
+from .._reading.reading import can_read, read
+from .._tensors import is_compiling
+from .candidates import next_to_read
+from .keys import key_of, nobody_looks
+from .layer import Given, Left, layer_of
+from .plans import REFUSED, Found, Plan, shapes_of
+
+MOST_IN_A_ROW = 6  # readings without a call of the core between them: then calls go on being of new forms
+MOST_READINGS = 64  # of one module
+MOST_OF_A_KEY = 5
+STATE = "_state_of_mha_c"
+OTHERWISE: Any = object()
+LOOKED: Any = weakref.WeakKeyDictionary()  # {module: Looked}, of all that were looked at
+
+_reads = threading.local()
+
+
+class Looked:
+    """What became of a module.
+
+    way      "core"; "waits" for its first call; "left"
+    reason   why it was left: the last, if several forms were
+    instead  what to write where the core has it
+    attends  whether there is an attention in it
+    """
+
+    def __init__(self, way: str, reason: Optional[Reason] = None, instead: str = "", attends: bool = True) -> None:
+        self.way, self.reason, self.instead, self.attends = way, reason, instead, attends
+
+
+class State:
+    """What is known of one module's calls.
+
+    own        the reader's class
+    plans      {key: its Plans}
+    left       {key: why calls of the key are the reader's, where no plan holds}
+    readings   how many there were
+    in_a_row   and since the last call of the core
+    shown      {attribute: what it shows of the last call}
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own: Any = type(module)
+        self.module = weakref.ref(module)
+        self.plans: dict[Any, Any] = {}
+        self.left: dict[Any, Left] = {}
+        self.readings = self.in_a_row = 0
+        self.shown: dict[str, tuple[Given, Found, Plan]] = {}
+
+
+def prepare(module: nn.Module) -> None:
+    """From now on calls of the module are read."""
+    if STATE not in vars(type(module)):
+        module.__class__ = _made_class(State(module))
+        LOOKED[module] = Looked("waits")
+
+
+def is_read(module: Any) -> bool:
+    """Whether its calls are read, or the core's."""
+    return STATE in vars(type(module))
+
+
+def state_of(module: Any) -> Optional[State]:
+    """The State of a module that is read; None of any other, and of one that was made of its class."""
+    state = vars(type(module)).get(STATE)
+    return state if state is not None and state.module() is module else None
+
+
+def own_kind(module: Any) -> Any:
+    """The reader's class of a module."""
+    state = vars(type(module)).get(STATE)
+    return type(module) if state is None else state.own
+
+
+def kinds_inside(module: Any) -> Any:
+    """((a module inside, its class), ...)."""
+    return tuple((each, own_kind(each)) for each in module.modules() if each is not module)
+
+
+def leave(module: Any, why: Optional[Left] = None) -> None:
+    """Give a module the reader's class back; what waits inside is read from now on."""
+    state = state_of(module)
+    if state is None:
+        return
+    _write_down(module, state)
+    module.__class__ = state.own
+    LOOKED.pop(module, None)
+    inside = next_to_read(module)
+    if why is not None:
+        LOOKED[module] = Looked("left", why.reason, why.instead, why.attends)
+        if why.attends and not inside:
+            _tell(state.own, why.reason)
+    for each in inside:
+        prepare(each)
+
+
+def _tell(kind: Any, reason: Reason) -> None:
+    """Warn of an attention that is left, once for each class and reason."""
+    told = _told.setdefault(kind, set())
+    if str(reason) not in told:
+        told.add(str(reason))
+        words = f"convert left {kind.__module__}.{kind.__qualname__} as it is: {reason}"
+        with suppress(UserWarning):  # where warnings are errors, it would be one of the reader's call
+            warnings.warn(f"{words}.  mha_c.torch.report(model) says more", stacklevel=2)
+
+
+_told: Any = weakref.WeakKeyDictionary()  # {class: reasons}
+
+
+def _made_class(state: State) -> Any:
+    """A subclass of the reader's class, under its name.  It is made without telling the reader's class of it, which may
+    want arguments for a subclass, or list them."""
+    own = state.own
+    body: dict[str, Any] = {
+        "__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__,
+        "forward": _forward(state), "__reduce_ex__": _reduced, "__deepcopy__": _deepcopied, "__copy__": _copied,
+        STATE: state, "_explained": _explained, "_of_the_same_sizes": _of_the_same_sizes,
+    }  # fmt: skip
+    made: Any = type.__new__(type(own), own.__name__, (nn.Module,), body)
+    made.__bases__ = (own,)
+    return made
+
+
+# --- A call ---------------------------------------------------------------------------------------------------
+
+
+def _forward(state: State) -> Any:
+    own_forward = state.own.forward
+
+    @functools.wraps(own_forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():  # compilers see the module's own lines
+            return own_forward(self, *args, **kwargs)
+        found = computed(state, self, args, kwargs)
+        return state.own.forward(self, *args, **kwargs) if found is OTHERWISE else found
+
+    return forward
+
+
+def computed(state: State, module: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a call, by the core, or by the reader's lines while they are read; OTHERWISE of any other call."""
+    if state.module() is not module or getattr(_reads, "reading", False) or not nobody_looks():
+        return OTHERWISE
+    told = key_of(module, args, kwargs)
+    if told is None or not told[1]:
+        return OTHERWISE
+    key, tensors = told
+    for plan in state.plans.get(key, ()):
+        suits = plan.suits(tensors)
+        if suits and not any(GLOBAL_HOOKS) and _holds(plan):
+            try:
+                return _result(state, module, plan, tensors)
+            except REFUSED:  # the module's own lines refuse it in their own words, or compute it
+                return OTHERWISE
+    if key in state.left:
+        return OTHERWISE
+    return _read(state, module, args, kwargs, key, tensors)
+
+
+def _holds(plan: Plan) -> bool:
+    """Whether all that was read is as it was, also the classes of the modules inside."""
+    for each, kind in plan.kinds:
+        if type(each) is not kind and own_kind(each) is not kind:
+            return False
+    return plan.still_holds()
+
+
+def _result(state: State, module: Any, plan: Plan, tensors: list[Tensor]) -> Any:
+    found = plan.computed(tensors)
+    state.in_a_row = 0
+    for path, name, given in plan.layer.kept:
+        owner = module.get_submodule(path) if path else module
+        _show(owner, name, given, found, plan)
+    return found.out if plan.simple else plan.result(found)
+
+
+def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
+    """The call by the reader's lines, read; OTHERWISE where it cannot be."""
+    if any(map(nn.parameter.is_lazy, module.parameters())) or state.readings >= MOST_READINGS or not can_read():
+        return OTHERWISE
+    if state.in_a_row >= MOST_IN_A_ROW:
+        leave(module, Left(f"its calls go on being of new forms: {state.readings} were read"))
+        return OTHERWISE
+    state.readings += 1
+    state.in_a_row += 1
+    with _as_the_readers(module):
+        result, reading = read(MethodType(state.own.forward, module), args, kwargs)
+    if state_of(module) is not state:  # its lines gave it another class
+        return result
+    try:
+        _learn(state, key, reading, tensors, result)
+        LOOKED[module] = Looked("core")
+    except Left as why:
+        state.left[key] = why
+        if not state.plans:
+            leave(module, why)
+    return result
+
+
+@contextmanager
+def _as_the_readers(module: Any) -> Iterator[None]:
+    """While a module is read, it and those inside have the reader's classes."""
+    made = [(each, type(each)) for each in module.modules() if is_read(each)]
+    _reads.reading = True
+    try:
+        for each, kind in made:
+            each.__class__ = vars(kind)[STATE].own
+        yield
+    finally:
+        _reads.reading = False
+        for each, kind in made:
+            if type(each) is vars(kind)[STATE].own:
+                each.__class__ = kind
+
+
+def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], result: Any) -> None:
+    """Keep a plan for later calls of the key, beside those of other sizes; Left where there is none."""
+    try:
+        plan = Plan(layer_of(reading), reading, tensors, kinds_inside(state.module()))
+        plan.check(tensors, result)
+    except Left:
+        raise
+    except Exception as error:  # the call was the reader's: nothing of ours may end it
+        raise Left(f"its graph has what is not known here ({type(error).__name__}: {error})") from error
+    plans = [*state.plans.get(key, ())]
+    for each in plans:
+        if each.graph == plan.graph and shapes_of(tensors) not in each.shapes and _holds(each):
+            plan.general = True
+            plan.shapes.update((shapes, known) for shapes, known in each.shapes.items() if known)
+            plans.remove(each)
+            break
+    state.plans[key] = [plan, *plans][:MOST_OF_A_KEY]
+
+
+# --- Weights --------------------------------------------------------------------------------------------------
+
+
+def _show(owner: Any, name: str, given: Given, found: Found, plan: Plan) -> None:
+    """Let an attribute show the weights of a call, which are computed when somebody reads them."""
+    state = vars(type(owner)).get(STATE)
+    if state is None:
+        prepare(owner)
+        state = vars(type(owner))[STATE]
+        state.left = _Every()
+    kind = type(owner)
+    if name not in vars(kind):
+        setattr(kind, name, _shown(name))
+    state.shown[name] = given, found, plan
+    owner.__dict__.pop(name, None)
+
+
+class _Every(dict):  # type: ignore[type-arg]
+    """Why no call is read, of a module that only shows weights."""
+
+    def __contains__(self, key: Any) -> bool:
+        return True
+
+
+def _shown(name: str) -> property:
+    """The attribute under which a reader's module keeps its weights."""
+
+    def read_it(self: Any) -> Any:
+        state = vars(type(self))[STATE]
+        shown = state.shown.get(name)
+        if shown is not None and state.module() is self:
+            given, found, plan = shown
+            return plan.shown(given, found)
+        if name in self.__dict__:
+            return self.__dict__[name]
+        for kind in state.own.__mro__:
+            if name in vars(kind):
+                found = vars(kind)[name]
+                return found.__get__(self, type(self)) if hasattr(found, "__get__") else found
+        return state.own.__getattr__(self, name)
+
+    def write(self: Any, value: Any) -> None:
+        vars(type(self))[STATE].shown.pop(name, None)
+        self.__dict__[name] = value
+
+    def remove(self: Any) -> None:
+        if vars(type(self))[STATE].shown.pop(name, None) is None:
+            del self.__dict__[name]
+
+    return property(read_it, write, remove)
+
+
+def _write_down(module: Any, state: State) -> None:
+    """Put what is shown into the module's own state, as its own lines would have left it."""
+    for name in [*state.shown]:
+        value = getattr(module, name)
+        state.shown.pop(name)
+        module.__dict__[name] = (value.detach() + 0) if isinstance(value, Tensor) else value
+
+
+# --- Copies and files -----------------------------------------------------------------------------------------
+
+
+def _as_own(self: Any, function: Any) -> Any:
+    """What a function gives of the module while it has the reader's class."""
+    made, state = type(self), state_of(self)
+    if state is None:
+        return function()
+    _write_down(self, state)
+    self.__class__ = state.own
+    try:
+        return function()
+    finally:
+        self.__class__ = made
+
+
+def _reduced(self: Any, protocol: Any) -> Any:
+    """A pickle holds the reader's own class."""
+    found = _as_own(self, lambda: self.__reduce_ex__(protocol))
+    if isinstance(found, tuple) and found[0] is copyreg.__newobj__:  # which wants the class that the module has now
+        return (object.__new__, *found[1:])
+    return found
+
+
+def _deepcopied(self: Any, memo: dict[int, Any]) -> Any:
+    """A copy is the reader's, and is read at its own first call."""
+    memo.update(without_graphs(self))
+    twin = _as_own(self, lambda: _copy_of(self, copy.deepcopy, memo))
+    memo[id(self)] = twin
+    return twin
+
+
+def _copied(self: Any) -> Any:
+    return _as_own(self, lambda: _copy_of(self, copy.copy))
+
+
+def _copy_of(module: Any, copier: Any, *memo: Any) -> Any:
+    twin = copier(module, *memo)
+    prepare(twin)
+    return twin
+
+
+# --- For mha_c.explain ----------------------------------------------------------------------------------------
+
+
+def _explained(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The facts of a call."""
+    state, plan, reason = state_of(self), None, ""
+    told = key_of(self, args, kwargs) if nobody_looks() else None
+    if state is None or told is None:
+        reason = "a call like this is never read"
+    else:
+        suiting = [each for each in state.plans.get(told[0], ()) if each.suits(told[1])]
+        plan = next((each for each in suiting if _holds(each) and not any(GLOBAL_HOOKS)), None)
+        why = state.left.get(told[0])
+        reason = "" if why is None else str(why.reason)
+        reason = reason or ("something that it read has changed" if suiting else "no call of this form was read")
+    first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+    facts: dict[str, Any] = {
+        "dtype": str(first.dtype).rpartition(".")[2], "device": str(first.device),
+        "way": "general" if plan is None else "core",
+        "why": f"its own lines: {reason}" if plan is None else "the compiled core, in the place of its own lines",
+    }  # fmt: skip
+    if plan is not None and told is not None:
+        facts["attention"] = plan.counts(told[1])
+    return facts
+
+
+def _of_the_same_sizes(self: Any) -> str:
+    """How to write a layer of ours that computes as much, for mha_c.cost."""
+    state = state_of(self)
+    plans = [each for found in (state.plans.values() if state else ()) for each in found]
+    if not plans:
+        return "MultiHeadAttention(...)"
+    layer = plans[-1].layer
+    W_q, _, _, W_o = layer.projections
+    if W_q is None:
+        return "DotProductAttention(dropout=0)"
+    hiddens = sum(len(rows.rows) for rows in W_q.weight)
+    if layer.kind == "additive":
+        return f"AdditiveAttention(num_hiddens={hiddens}, dropout=0)"
+    if layer.heads != layer.kv_heads:
+        return f"GQAAttention(num_hiddens={hiddens}, num_heads={layer.heads}, num_kv_heads={layer.kv_heads})"
+    return f"MultiHeadAttention(num_hiddens={hiddens}, num_heads={layer.heads}, dropout=0)"

@@ -1,0 +1,478 @@
+"""A call of a reader's module by the core: a Layer, and all that it was read from, which must be as it was."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._call import core
+from .._call.attention import attend
+from .._call.records import AttentionCall, AttentionTensors, Options, Parameters, new_record
+from .._reading.graph import Reading, Value
+from .._reading.masks import Mask
+from .._reading.products import Projected, Rows
+from .._reading.sizes import Axis, axes_of, evaluated, formula_of
+from .._weights.last import Last, last_of
+from .arranging import arrangement, filled
+from .layer import OUT, Given, Layer, Left, short
+from .replaying import Replay, without_dropout
+
+REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
+MOST_BANDS = 8
+MOST_SHAPES = 1000  # for which a plan remembers that its conditions hold
+
+
+_SCALED = "its scale is not 1 / sqrt(d), and one call of a layer has no other"
+_CAPPED = "its scores are capped, and one call of a layer caps none"
+_INSTEAD = {_SCALED: "dot_product_attention(q, k, v, scale=...)", _CAPPED: "dot_product_attention(q, k, v, softcap=...)"}
+
+
+class _Options:
+    """What `core.call` reads of a module."""
+
+    _last = None
+
+    def __init__(self, heads: int, kv_heads: int, empty_rows: str) -> None:
+        self.num_heads, self.empty_rows = heads, empty_rows
+        self.counts = heads if heads == kv_heads else (heads, kv_heads)
+
+    def _head_counts(self) -> Any:
+        return self.counts
+
+
+class _Rate(NamedTuple):
+    """A dropout as `core.call` reads it."""
+
+    p: float
+    training: bool = True
+
+
+class Found(NamedTuple):
+    """What a call by the core gives: the output in the core's order of axes, and what its weights come of."""
+
+    out: Tensor
+    last: Optional[Last]
+    heads: Optional[int]
+
+
+class Plan:
+    """How the core computes calls of one key.
+
+    layer       what is computed
+    reading     what it was read from
+    names       of the inputs, in the order of a call's tensors
+    shapes      {the shapes of a call's tensors: whether the plan is for them}
+    graph       what a reading with other sizes must have in common with this one
+    general     whether such a reading was made
+    kinds       ((a module inside, its class), ...)
+    """
+
+    def __init__(self, layer: Layer, reading: Reading, tensors: list[Tensor], kinds: Any) -> None:
+        self.layer, self.reading, self.kinds = layer, reading, kinds
+        self.names, self.graph = _names(reading, tensors), graph_key(reading)
+        self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
+        self.general = False
+        self.places = tuple(self.names.index(each.name) for each in layer.inputs)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        layer = self.layer
+        projects = any(x is not None for x in layer.projections) or layer.w_v is not None
+        on_heads = "h" in layer.inputs[0].letters
+        self.order = "bhqc" if on_heads else "bqc"
+        try:
+            self.into = tuple(arrangement(_rows_as_queries(each.letters), self.order) for each in layer.inputs)
+            back = {x: arrangement(self.order, _rows_as_queries(x.letters)) for x in _leaves(layer.result) if x.what == OUT}
+        except ValueError:
+            raise Left("its axes could not be told", layer.line) from None
+        self.back, self.rate = back, _Rate(layer.dropout)
+        others = self._no_layer_has()
+        self.whole = not on_heads and not others
+        if projects and not self.whole:
+            raise Left(others, layer.line, _INSTEAD.get(others, ""))
+        self.rows, self.parameters = _parameters(layer)
+        self.options = _Options(int(layer.heads), int(layer.kv_heads), layer.empty_rows)
+        self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows)
+        self.plain = self.plain and layer.heads == layer.kv_heads
+        self.bands: dict[Any, Tensor] = {}
+        self.simple = layer.result == Given(OUT, self.order) and not layer.kept and not layer.out_dropout
+        if any(x.what != OUT for x in _leaves(layer.result)):
+            words = "it returns its attention weights, which the core makes in a second pass: slower than its lines"
+            raise Left(words, layer.line)
+
+    def _no_layer_has(self) -> str:
+        """What one call of a layer has not, in words; "" where it has all."""
+        layer = self.layer
+        for words, there in (
+            ("heads are rotated", any(layer.turns)), (_SCALED, layer.scale is not None),
+            (_CAPPED, layer.softcap is not None), ("more scores take part in the sum", layer.sinks is not None),
+        ):  # fmt: skip
+            if there:
+                return words
+        return ""
+
+    # --- Whether it is for a call ------------------------------------------------------------------------------
+
+    def suits(self, tensors: list[Tensor]) -> Optional[bool]:
+        """Whether the plan is for tensors of these shapes; None where that is to be read first."""
+        shapes = shapes_of(tensors)
+        known = self.shapes.get(shapes)
+        if known is None and self.general:
+            known = self.reading.holds_for(self.sizes(tensors))
+            if len(self.shapes) < MOST_SHAPES:
+                self.shapes[shapes] = known
+        return known
+
+    def sizes(self, tensors: list[Tensor]) -> dict[Axis, int]:
+        """The sizes of a call's inputs."""
+        pairs = zip(self.names, tensors)
+        return {Axis(name, i): n for name, x in pairs if name for i, n in enumerate(x.shape)}
+
+    def counts(self, tensors: list[Tensor]) -> dict[str, int]:
+        """How many items, heads, queries and keys a call has."""
+        queries, keys = (
+            x if into is None else into(x) for x, into in zip((tensors[i] for i in self.places), self.into[:2])
+        )
+        heads = queries.shape[1] if self.order == "bhqc" else self.options.num_heads
+        numbers = queries.shape[0], heads, queries.shape[-2], keys.shape[-2]
+        return dict(zip(("batch", "heads", "queries", "keys"), numbers))
+
+    def still_holds(self) -> bool:
+        """Whether all that Python read is as it was."""
+        return bool(self.reading.settings.still_holds())
+
+    # --- The call ----------------------------------------------------------------------------------------------
+
+    def computed(self, tensors: list[Tensor], rate: Optional[_Rate] = None) -> Found:
+        """The call by the core, its result in the core's order of axes."""
+        i, j, k = self.places
+        q_into, k_into, v_into = self.into
+        q, keys, values = tensors[i], tensors[j], tensors[k]
+        if q_into is not None or k_into is not None or v_into is not None:
+            first = (q, keys, values)
+            q = q if q_into is None else q_into(q)
+            keys = q if first[1] is first[0] and k_into is q_into else keys if k_into is None else k_into(keys)
+            values = keys if first[2] is first[1] else values if v_into is None else v_into(values)
+        rate = self.rate if rate is None else rate
+        if self.whole:
+            return self._by_layer((q, keys, values), tensors, rate)
+        return self._by_attention((q, keys, values), tensors, rate)
+
+    def _by_layer(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> Found:
+        box: dict[str, Any] = {}
+        parts = self.parameters if type(self.parameters) is Parameters else self.parameters()
+        lens = options = None
+        if not self.plain:
+            lens, keep, bias = self._masks(inputs, tensors)
+            options = new_record(Options, (self.layer.causal, keep, bias, None, self.rows))
+        out = core.call(self.options, (parts, box, rate, None), inputs, lens, None, options=options)
+        return Found(out, box["_last"], self.options.num_heads)
+
+    def _masks(self, inputs: Any, tensors: list[Tensor]) -> tuple[Any, Any, Any]:
+        """(lengths, keep_mask, bias) of a call."""
+        lens = keep = bias = None
+        layer = self.layer
+        bands = [mask for mask in layer.masks if mask.value is None]
+        if bands or layer.window is not None:
+            keep = self._band(bands, inputs[0].shape[-2], inputs[1].shape[-2], tensors)
+        for mask in layer.masks:
+            if mask.value is None:
+                continue
+            value = self._mask(mask, tensors)
+            if mask.sense == "lengths":
+                lens = value
+            elif mask.sense == "add" or _adds(mask):
+                bias = value if bias is None else bias + value
+            else:
+                keep = value if keep is None else keep & value
+        return lens, keep, bias
+
+    def _band(self, bands: list[Mask], n_queries: int, n_keys: int, tensors: list[Tensor]) -> Tensor:
+        """Which distances from query to key are seen, (Q, K); those of the last sizes are kept."""
+        window = self.layer.window
+        numbers = tuple(float(self._number(n, tensors)) for n in (window, *(m.offset for m in bands)) if n is not None)
+        found = self.bands.get((n_queries, n_keys, numbers))
+        if found is None:
+            far = torch.arange(n_keys) - torch.arange(n_queries)[:, None]
+            found = torch.ones(n_queries, n_keys, dtype=torch.bool)
+            if window is not None:
+                found &= far >= int(self._number(window, tensors))
+            for mask in bands:
+                offset = int(self._number(mask.offset, tensors)) if mask.offset is not None else 0
+                if mask.sense == "causal":
+                    found &= far <= offset
+                elif mask.sense == "window":
+                    found &= far >= offset
+                else:
+                    for first, last in mask.spans:
+                        found &= ~((far >= first) & (far <= last))
+            if len(self.bands) > MOST_BANDS:
+                self.bands.clear()
+            self.bands[n_queries, n_keys, numbers] = found
+        return found
+
+    def _by_attention(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> Found:
+        layer = self.layer
+        q, k, v = inputs
+        lens, keep, bias = self._masks(inputs, tensors)
+        scale = layer.scale
+        if scale is not None:
+            scale = float(self._number(scale, tensors))
+        call = AttentionCall(
+            lens, layer.causal, -1, -1, scale, rate.p, empty_rows=layer.empty_rows, softcap=layer.softcap or 0.0,
+        )  # fmt: skip
+        operands = AttentionTensors(q, k, v, None, keep, bias)
+        found = attend(call, operands)
+        last = last_of(call, operands, found, (True, True)) if layer.kept else None
+        return Found(found.out, last, q.shape[1] if q.dim() == 4 else None)
+
+    def _number(self, n: Any, tensors: list[Tensor]) -> Any:
+        formula = formula_of(n)
+        return evaluated(formula, self.sizes(tensors)) if [*axes_of(formula)] else n
+
+    def _mask(self, mask: Mask, tensors: list[Tensor]) -> Tensor:
+        """A mask as the core takes it: lengths, True where a key is kept, or a bias."""
+        inputs, sizes = dict(zip(self.names, tensors)), self.sizes(tensors)
+        assert mask.value is not None
+        if mask.sense == "lengths":
+            return self._lengths(mask, inputs, sizes)
+        value = Replay(inputs, sizes).value(mask.value)
+        if _adds(mask):  # numbers between 0 and 1 hide in part
+            value = value.to(inputs[self.names[self.places[0]]].dtype)
+            value = (1.0 - value if mask.sense == "keep" else value) * mask.fill
+        elif mask.sense in ("keep", "hide"):
+            value = value if value.dtype is torch.bool else value != 0
+            value = ~value if mask.sense == "hide" else value
+        elif mask.factor != 1:
+            value = value * mask.factor
+        have = short(mask.axes, "?")
+        wanted = "bqk" if len(self.order) == 3 and not self.whole else "bhqk"
+        if have in ("qk", "1k", "q1"):
+            return value
+        if any(letter not in f"{wanted}1" for letter in have) or any(have.count(x) > 1 for x in wanted):
+            raise Left("the axes of its mask could not be told", mask.line)
+        arrange = arrangement(have, "".join(letter if letter in have else "1" for letter in wanted))
+        return value if arrange is None else arrange(value)
+
+    def _lengths(self, mask: Mask, inputs: dict[str, Tensor], sizes: dict[Axis, int]) -> Tensor:
+        """(B,) or (B, Q)."""
+        assert mask.value is not None
+        origin = _spread_from(mask.value)
+        rows = [[*letters] for letters in mask.axes if letters]
+        flat = [letter for letters in rows for letter in letters]
+        if origin.kind == "input" and len(origin.shape) in (1, 2):
+            return inputs[origin.name]  # an item's, or an item's queries', lengths for each head
+        value = Replay(inputs, sizes).value(mask.value)
+        if flat == ["b"]:
+            return value.reshape(-1)
+        query = self.layer.inputs[0]
+        n_items = inputs[query.name].shape[query.letters.index("b")] if "b" in query.letters else 1
+        if flat == ["b", "q"]:
+            return value.reshape(n_items, -1)
+        raise Left("its lengths are no (items,) and no (items, queries)", mask.line)
+
+    # --- The guard ---------------------------------------------------------------------------------------------
+
+    def check(self, tensors: list[Tensor], result: Any) -> None:
+        """Left if the core gives other numbers than the reader's lines gave in this call."""
+        expected = result
+        if self.layer.dropout or self.layer.out_dropout:
+            expected = without_dropout(self.reading, dict(zip(self.names, tensors)))
+        with torch.no_grad():
+            try:
+                found = self.computed(tensors, _Rate(0.0))
+            except REFUSED as error:
+                words = f"the core refuses it: {type(error).__name__}: {error}".split("\n")[0]
+                raise Left(words, self.layer.line) from None
+            pairs: list[Any] = []
+            _paired(self.layer.result, expected, pairs)
+            for given, own in pairs:
+                ours = self.shown(given, found)
+                if ours.shape != own.shape or ours.dtype is not own.dtype or not _near(ours, own):
+                    far = float((ours - own).abs().max()) if ours.shape == own.shape and own.numel() else 0
+                    raise Left(f"the core gives other numbers, by {far:.2g}: please report this class", self.layer.line)
+
+    def shown(self, given: Given, found: Found) -> Tensor:
+        """What a call gives in one place of its result."""
+        if given.what != OUT:
+            assert found.last is not None
+            heads = found.heads if len(given.letters) == 4 else None
+            weights = found.last.weights(heads)
+            return weights if given.attached else weights.detach()
+        back = self.back[given]
+        out = found.out if back is None else back(found.out)
+        return out if given.attached else out.detach()
+
+    def result(self, found: Found) -> Any:
+        """What a call gives."""
+        if self.layer.out_dropout:
+            found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
+        return filled(self.layer.result, lambda given: self.shown(given, found), Given)
+
+
+def graph_key(reading: Reading) -> Any:
+    """The graph as values that can be compared: functions, constants, formulas of sizes, leaves."""
+    places = {id(value): (node.number, i) for node in reading.graph.nodes for i, value in enumerate(node.results)}
+
+    def described(found: Any) -> Any:
+        if isinstance(found, Value):
+            leaf = (found.kind, found.name, id(found.tensor) if found.kind != "input" else 0)
+            return places.get(id(found), leaf)
+        if isinstance(found, (tuple, list)):
+            return tuple(described(x) for x in found)
+        if isinstance(found, dict):
+            return tuple((key, described(x)) for key, x in found.items())
+        if isinstance(found, slice):
+            return "slice", described((found.start, found.stop, found.step))
+        return formula_of(found)
+
+    nodes = [(node.name, described(node.args), described(node.kwargs)) for node in reading.graph.nodes]
+    return nodes, described(reading.output), [(each.path, each.name, described(each.value)) for each in reading.effects]
+
+
+def _adds(mask: Mask) -> bool:
+    """Whether a mask of numbers, times a number, is added."""
+    return mask.sense in ("keep", "hide") and mask.added and mask.value is not None and mask.value.dtype is not torch.bool
+
+
+_SPREADING = frozenset(("repeat_interleave", "reshape", "view", "unsqueeze", "__getitem__", "expand", "flatten"))
+
+
+def _spread_from(value: Value) -> Value:
+    """What was repeated, item by item, along the axes of the scores."""
+    while value.node is not None and value.node.name in _SPREADING and len(value.node.values()) == 1:
+        index = value.node.args[1:] if value.node.name == "__getitem__" else ()
+        index = index[0] if index and isinstance(index[0], tuple) else index
+        if any(each is not None and each is not Ellipsis and each != slice(None) for each in index):
+            break
+        value = value.node.values()[0]
+    return value
+
+
+def _rows_as_queries(letters: str) -> str:
+    return letters.replace("k", "q").replace("f", "b")
+
+
+def shapes_of(tensors: list[Tensor]) -> Any:
+    n = len(tensors)
+    return tensors[0].shape if n == 1 else tuple([x.shape for x in tensors])
+
+
+def _names(reading: Reading, tensors: list[Tensor]) -> tuple[str, ...]:
+    """The name of each tensor among the inputs of the graph."""
+    names = {id(value.tensor): name for name, value in reading.graph.inputs.items()}
+    return tuple(names.get(id(x), "") for x in tensors)
+
+
+def _leaves(structure: Any) -> list[Given]:
+    found: list[Given] = []
+    filled(structure, found.append, Given)
+    return found
+
+
+def _paired(structure: Any, result: Any, pairs: list[Any]) -> None:
+    if isinstance(structure, Given):
+        pairs.append((structure, result))
+    elif isinstance(structure, (tuple, list)):
+        for one, other in zip(structure, result):
+            _paired(one, other, pairs)
+    elif isinstance(structure, dict):
+        for key, one in structure.items():
+            _paired(one, result[key], pairs)
+
+
+def _near(ours: Tensor, own: Tensor) -> bool:
+    """Equal up to rounding.  A query without keys is NaN in the reader's lines and 0 in ours."""
+    known = ~own.isnan()
+    if not bool(known.any()):
+        return False  # nothing was compared
+    largest = float(own[known].abs().max())
+    # Sums of up to some thousand products in another order, whose terms may be ten times the result.
+    allowed = (1e-10 if own.dtype is torch.float64 else 2e-4) * max(largest, 1e-3)
+    return bool(((ours - own).abs()[known] <= allowed).all())
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------
+
+
+def _parameters(layer: Layer) -> tuple[Any, Any]:
+    """(which rows of a joint weight those of queries, keys and values are, or None; the Parameters of a layer, or a
+    function that makes them where a weight is rows or columns of the reader's)."""
+    names = ("W_q", "W_k", "W_v", "W_o")
+    given = dict(zip(names, layer.projections))
+    rows = _joint(layer.projections[:3])
+    if rows is not None:
+        W, b = (parts[0].value if parts else None for parts in layer.projections[0][:2])  # type: ignore[index]
+        whole = Projected((Rows(W, range(int(W.shape[0]))),), (Rows(b, range(int(b.shape[0]))),) if b else (), ())  # type: ignore[union-attr,arg-type]
+        given.update(dict.fromkeys(names[:3], whole))
+    plain = all(x is None or _is_whole(x) for x in given.values())
+    plain = plain and (layer.w_v is None or (len(layer.w_v.shape) == 2 and layer.w_v.shape[0] == 1))
+
+    def made() -> Parameters:
+        found: dict[str, Any] = {}
+        for name, projected in given.items():
+            if projected is not None:
+                found[name] = _joined(projected.weight, 2)
+                found[f"b_{name[2:]}"] = _joined(projected.bias, 1) if projected.bias else None
+        if layer.w_v is not None:
+            w_v = layer.w_v.tensor
+            found["w_v"] = w_v if plain else w_v.reshape(1, -1)  # type: ignore[union-attr]
+        return Parameters(**found)
+
+    return rows, (made() if plain else made)
+
+
+def _joint(projections: Any) -> Any:
+    """((first, number) or numbers of rows, for W_q, W_k and W_v) of one weight and one bias; None where they are none."""
+    if any(x is None or len(x.weight) != 1 or len(x.bias) > 1 for x in projections):
+        return None
+    first = projections[0]
+    for each in projections:
+        weight = each.weight[0]
+        if weight.columns or len(weight.value.shape) != 2 or weight.value is not first.weight[0].value:
+            return None
+        if [x.value for x in each.bias] != [x.value for x in first.bias]:
+            return None
+        if each.bias and [*each.bias[0].rows] != [*weight.rows]:
+            return None
+    if all(_is_all(each.weight[0]) for each in projections):  # the same weight thrice
+        return None
+    found = [each.weight[0].rows for each in projections]
+    if all(isinstance(rows, range) and rows.step == 1 for rows in found):
+        return tuple((rows.start, len(rows)) for rows in found)
+    return tuple(np.array([*rows], np.int64) for rows in found)
+
+
+def _is_whole(projected: Projected) -> bool:
+    return all(len(rows) <= 1 and all(_is_all(x) for x in rows) for rows in (projected.weight, projected.bias))
+
+
+def _is_all(rows: Rows) -> bool:
+    own = rows.value.shape[1 if rows.columns else 0]
+    everything = isinstance(rows.rows, range) and (rows.rows.start, rows.rows.stop, rows.rows.step) == (0, int(own), 1)
+    return everything and not rows.columns and len(rows.value.shape) <= 2
+
+
+def _joined(parts: tuple[Rows, ...], rank: int) -> Tensor:
+    found = [_rows(part, rank) for part in parts]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _rows(part: Rows, rank: int) -> Tensor:
+    """(outputs, inputs), or (outputs,)."""
+    x: Any = part.value.tensor
+    if part.columns:
+        x = x.t()
+    if rank == 2 and x.dim() > 2:  # a convolution of one step
+        x = x.flatten(1)
+    if _is_all(part._replace(columns=False)) and not part.columns:
+        return x
+    if isinstance(part.rows, range) and part.rows.step == 1:
+        return x[part.rows.start : part.rows.stop]
+    if isinstance(part.rows, range):
+        return x[part.rows.start : part.rows.stop : part.rows.step]
+    return x[list(part.rows)]
+
