@@ -76,6 +76,7 @@ CHANGES = {  # a line of the class, as an exercise changes it
     "no gradient": ("mixed", lambda self, weights, values: self.dropout(weights.detach()) @ values),
 }
 
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.filterwarnings("ignore:convert left")
 def test_what_an_exercise_changed_is_computed(change):

@@ -436,7 +436,8 @@ for name, change in {
     "is_inference": lambda s, q, k: s * (2.0 if torch.is_inference_mode_enabled() else 1.0),
     "device": lambda s, q, k: s * (2.0 if q.device.type == "cpu" else 1.0),
     "contiguous": lambda s, q, k: s * (2.0 if q.is_contiguous() else 1.0),
-    "finfo": lambda s, q, k: s + torch.finfo(s.dtype).eps, "plain": lambda s, q, k: s,
+    "finfo": lambda s, q, k: s + torch.finfo(s.dtype).eps,
+    "plain": lambda s, q, k: s,
     "default_dtype": lambda s, q, k: s * torch.get_default_dtype().itemsize,
 }.items():
     case("K", in_modes, name=f"mode_{name}", change=change)(Sized)
@@ -527,10 +528,12 @@ def large(m, see):
 
 
 for name, change in {
-    "clamped_1000": lambda s, q, k: s.clamp(-1000, 1000), "clamped_50": lambda s, q, k: s.clamp(-50, 50),
+    "clamped_1000": lambda s, q, k: s.clamp(-1000, 1000),
+    "clamped_50": lambda s, q, k: s.clamp(-50, 50),
     "hides_with_20": lambda s, q, k: s.masked_fill(torch.ones(s.shape[-2:]).triu(1).bool(), -20.0),
     "hides_with_1e4": lambda s, q, k: s.masked_fill(torch.ones(s.shape[-2:]).triu(1).bool(), -1e4),
-    "softcap_30": lambda s, q, k: 30 * torch.tanh(s / 30), "minus_max": lambda s, q, k: s - s.amax(-1, keepdim=True),
+    "softcap_30": lambda s, q, k: 30 * torch.tanh(s / 30),
+    "minus_max": lambda s, q, k: s - s.amax(-1, keepdim=True),
     "half": lambda s, q, k: s.bfloat16().float(),
 }.items():
     case("M", large, name=f"large_{name}", change=change)(Sized)

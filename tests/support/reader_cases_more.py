@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from reader_cases import CASES, INF, Base, case, hide_future, of_sizes
 from torch import nn
+
+from reader_cases import CASES, INF, Base, case, hide_future, of_sizes
 
 FILE = os.path.join(tempfile.gettempdir(), f"mha_c_reader_{os.getpid()}.txt")
 MAPS, SWITCH, LAYERS = {}, {"causal": False}, []

@@ -85,7 +85,9 @@ def agree(ours, own, where="", tolerance=None):
 
 def outside():
     """What a program has beside its model: states of random numbers, global hooks, modes, threads."""
-    hooks = {name: len(x) for name, x in vars(nn.modules.module).items() if name.startswith("_global") and "hooks" in name}
+    hooks = {
+        name: len(x) for name, x in vars(nn.modules.module).items() if name.startswith("_global") and "hooks" in name
+    }
     return (
         random.getstate(), tuple(map(str, np.random.get_state())), torch.get_rng_state().tolist(),
         {name: n for name, n in hooks.items()}, torch.is_grad_enabled(), torch.get_num_threads(),

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import mha_c
 import mha_c.torch as mt
 import own_attention
 import own_attention_calls
@@ -76,7 +75,6 @@ def test_one_of_two_lengths_is_told_and_with_the_other_its_own_lines_run():
     mt.convert(module)
     for call, out in zip(calls, expected):
         torch.testing.assert_close(module(*call), out, **TOLERANCE)
-
 
 
 def test_tables_of_positions_that_end_or_change():
@@ -162,7 +160,7 @@ def test_calls_that_were_not_compared():
     twin, x, other, seen = Both(), torch.randn(2, 5, 8), torch.randn(2, 5, 8), torch.ones(1, 1, 5, 5).tril().bool()
     module = mt.convert(copy.deepcopy(twin))
     ways = {"core": ([x, other], [x, other, seen]), "general": ([x], [x, None, seen], [x, other, seen, seen])}
-    for way, calls in ways.items():
+    for _way, calls in ways.items():
         for call in calls:
             torch.testing.assert_close(module(*call), twin(*call), **TOLERANCE)
 

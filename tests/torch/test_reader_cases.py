@@ -15,13 +15,14 @@ from reader_cases_more import EFFECTS, SETTINGS, Effect
 from reader_scripts import converted, played, seen_of, way
 
 pytestmark = pytest.mark.skipif(
-    not needs.torch_has("torch.overrides.TorchFunctionMode") or sys.gettrace() is not None, reason="nothing is read here"
+    not needs.torch_has("torch.overrides.TorchFunctionMode") or sys.gettrace() is not None,
+    reason="nothing is read here",
 )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_readers_own(name):
-    kind, make, script = CASES[name]
+    _kind, make, script = CASES[name]
     played(make, script)
 
 

@@ -58,7 +58,11 @@ def _home(module: nn.Module) -> Optional[Any]:
 
 def _is_text_of(function: Any, home: Any) -> bool:
     code = getattr(function, "__code__", None)
-    return getattr(function, "__module__", None) == home.__name__ and code is not None and code.co_filename == home.__file__
+    return (
+        getattr(function, "__module__", None) == home.__name__
+        and code is not None
+        and code.co_filename == home.__file__
+    )
 
 
 def _has_its_parts(module: nn.Module) -> bool:

@@ -221,7 +221,9 @@ class _Fitted:
             return type(found)(*parts) if hasattr(found, "_fields") else type(found)(parts)
         if isinstance(found, dict):
             return {key: self._structure(x) for key, x in found.items()}
-        if any(isinstance(x, Value) for x in walked(found)) or not isinstance(found, (int, float, str, bool, type(None))):
+        if any(isinstance(x, Value) for x in walked(found)) or not isinstance(
+            found, (int, float, str, bool, type(None))
+        ):
             raise Left(f"it gives a {type(found).__name__}", self.one.line)
         if not isinstance(formula_of(found), (int, float, str, bool, type(None))):
             raise Left("it gives a number that follows from sizes", self.one.line)

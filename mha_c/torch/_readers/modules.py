@@ -391,7 +391,7 @@ def _of_the_same_sizes(self: Any) -> str:
     if not plans:
         return "MultiHeadAttention(...)"
     layer = plans[-1].layer
-    W_q, _, _, W_o = layer.projections
+    W_q, _, _, _W_o = layer.projections
     if W_q is None:
         return "DotProductAttention(dropout=0)"
     hiddens = sum(len(rows.rows) for rows in W_q.weight)

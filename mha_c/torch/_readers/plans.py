@@ -27,7 +27,10 @@ MOST_SHAPES = 1000  # for which a plan remembers that its conditions hold
 
 _SCALED = "its scale is not 1 / sqrt(d), and one call of a layer has no other"
 _CAPPED = "its scores are capped, and one call of a layer caps none"
-_INSTEAD = {_SCALED: "dot_product_attention(q, k, v, scale=...)", _CAPPED: "dot_product_attention(q, k, v, softcap=...)"}
+_INSTEAD = {
+    _SCALED: "dot_product_attention(q, k, v, scale=...)",
+    _CAPPED: "dot_product_attention(q, k, v, softcap=...)",
+}
 
 
 class _Options:
@@ -85,7 +88,9 @@ class Plan:
         self.order = "bhqc" if on_heads else "bqc"
         try:
             self.into = tuple(arrangement(_rows_as_queries(each.letters), self.order) for each in layer.inputs)
-            back = {x: arrangement(self.order, _rows_as_queries(x.letters)) for x in _leaves(layer.result) if x.what == OUT}
+            back = {
+                x: arrangement(self.order, _rows_as_queries(x.letters)) for x in _leaves(layer.result) if x.what == OUT
+            }
         except ValueError:
             raise Left("its axes could not be told", layer.line) from None
         self.back, self.rate = back, _Rate(layer.dropout)
@@ -335,7 +340,9 @@ def graph_key(reading: Reading) -> Any:
 
 def _adds(mask: Mask) -> bool:
     """Whether a mask of numbers, times a number, is added."""
-    return mask.sense in ("keep", "hide") and mask.added and mask.value is not None and mask.value.dtype is not torch.bool
+    return (
+        mask.sense in ("keep", "hide") and mask.added and mask.value is not None and mask.value.dtype is not torch.bool
+    )
 
 
 _SPREADING = frozenset(("repeat_interleave", "reshape", "view", "unsqueeze", "__getitem__", "expand", "flatten"))
@@ -475,4 +482,3 @@ def _rows(part: Rows, rank: int) -> Tensor:
     if isinstance(part.rows, range):
         return x[part.rows.start : part.rows.stop : part.rows.step]
     return x[list(part.rows)]
-
