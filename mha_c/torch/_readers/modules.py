@@ -249,7 +249,7 @@ def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], resu
     plans = [*state.plans.get(key, ())]
     for each in plans:
         if each.graph == plan.graph and shapes_of(tensors) not in each.shapes and _holds(each):
-            plan.general = True
+            plan.general = False  # each new size is read itself
             plan.shapes.update((shapes, known) for shapes, known in each.shapes.items() if known)
             plans.remove(each)
             break
