@@ -125,12 +125,15 @@ class AttentionLayer(Planned, Viewable):
         if (
             type(queries) is type(keys) is type(values) is ndarray
             and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
-            and keep_mask is bias is training is cache is None
+            and bias is training is cache is None
+            and (keep_mask is None or (self._by_head and type(keep_mask) is ndarray and keep_mask.dtype == bool))
             and plan is not None
             and plan.dtype is queries.dtype
             and plan.states is plan.parameters.states
         ):
-            options = None if causal is False and not self._turns else self._options(queries, keys, causal)
+            options = None
+            if causal is not False or keep_mask is not None or self._turns:
+                options = self._options(queries, keys, causal, keep_mask)
             try:  # weights that are packed for another instruction set, the core itself refuses
                 if self.training:
                     return self._run_training(plan, (queries, keys, values), valid_lens, options, False)
