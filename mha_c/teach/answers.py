@@ -72,6 +72,45 @@ class Lines(NamedTuple):
         return f'<div style="{_BOX}; white-space: pre-wrap">' + "\n".join(shown) + "</div>"
 
 
+class OwnLine(NamedTuple):
+    """A line of the student's own text that is not as the book has it."""
+
+    file: str  # as a reader calls it: "mine.py", "mine.ipynb, cell 3"
+    number: int
+    text: str
+    should_be: str  # the line mended, where that was tried; else ""
+    book: str  # the book's line
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what it is, the line)."""
+        place = said("{file}, line {number}:", file=self.file, number=self.number)
+        rows = [(place, self.text), (said("should be:"), self.should_be), (said("in the book:"), self.book)]
+        return [(name, line) for name, line in rows if line]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "file": self.file,
+            "line": self.number,
+            "text": self.text,
+            "should_be": self.should_be,
+            "book": self.book,
+        }
+
+    def __str__(self) -> str:
+        widest = max(columns(name) for name, _ in self.rows())
+        return "\n".join(f"{name}{' ' * (widest - columns(name) + 2)}{line}" for name, line in self.rows())
+
+    def _repr_html_(self) -> str:
+        rows = [
+            f'<tr style="background: none"><td style="text-align: left; padding: 2px 12px 2px 0; opacity: .8">'
+            f'{html.escape(name)}</td><td style="text-align: left; padding: 2px 6px; white-space: pre-wrap; '
+            f'{"" if i else _MARKED}">{html.escape(line)}</td></tr>'
+            for i, (name, line) in enumerate(self.rows())
+        ]
+        return f'<table style="{_BOX}; border-collapse: collapse">{"".join(rows)}</table>'
+
+
 class Example(NamedTuple):
     """Inputs, and two results beside each other; the numbers that differ are marked."""
 
@@ -162,11 +201,16 @@ class Answer:
         program, or has arguments or weights that check does not know.
     mistakes : list of str
         What is wrong, the likeliest first: ids of known mistakes, dropout_in_eval, dtype, changes_inputs, shape,
-        raises, extra_parameter, many_keys, unknown; where it was not judged: untried, not_judged, exits, internal.
+        raises, extra_parameter, many_keys, random, one_line (no known mistake, but one line of the student's, changed,
+        makes all right), unknown; where it was not judged: untried, not_judged, exits, internal.
     notes : list of str
         Remarks that are worth reading, but are not mistakes.
+    lines : list of OwnLine
+        The student's own lines that differ, as far as they can be told: `.file`, `.number`, `.text`, `.should_be`
+        (the line mended, where that was tried and is right) and `.book`, the book's line.
     mask : str or None
-        What True means in its mask, in words; None where it takes none.
+        What True means in its mask: "attend", "hide", or "add" where it is added; "none" where the task has no masks;
+        None where it takes none.  The sentence is among the notes.
     error : Exception or None
         Where check itself failed, what it failed with.
 
@@ -192,6 +236,7 @@ class Answer:
         self.mistakes = list(dict.fromkeys(mistakes))
         self.ok = None if self.mistakes and {*self.mistakes} <= UNJUDGED else not self.mistakes
         self.notes = list(notes)
+        self.lines = [part for part in parts if isinstance(part, OwnLine)]
         self._parts = [*parts, *(said("Note: {note}", note=note) for note in notes)]
 
     def __repr__(self) -> str:

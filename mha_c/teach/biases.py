@@ -34,7 +34,7 @@ def made_with(student: Student, value: bool) -> Iterator[tuple[str, Student]]:
     if not names and takes_config(student.mine) and asks_for(student.mine, "bias"):
         names = ["bias"]
     for name in names:
-        yield name, Student(student.mine, student.kind, student.weights, {**student.chosen, name: value})
+        yield name, Student(student.mine, student.kind, student.weights, {**student.chosen, name: value}, student.mask)
 
 
 def _missing(run: Run, form: str) -> Iterator[tuple[str, str]]:

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import numpy as np
+
 from .._arguments.calls import is_refusal, refuses_at_the_call
 from . import masks
-from .answers import Answer, failed
+from .answers import Answer, OwnLine, failed
+from .besides import besides
+from .besides import notes as notes_on
 from .beyond import beyond, extra, of_large_scores
 from .biases import biases, made_with
 from .choices import choices
 from .choices import left as left_of_constructor
-from .comparing import equal
-from .explaining import explanation, is_right
+from .comparing import equal, is_misshapen
+from .explaining import explanation, fixed_scale, is_right
 from .fixed import others
+from .forms import LAYOUTS, NARROWER, says_steps_first
 from .kinds import reason
 from .making import CannotAsk, Unmade
 from .rounds import (
     Run,
     as_mask,
     forms_of_mask,
-    in_other_layouts,
     may_be_a_mask,
     rounds,
     run_of,
@@ -32,8 +36,20 @@ from .rounds import (
 from .student import Round, Student, gradients_recorded
 from .students import student_of
 from .together import together
-from .training import training
-from .verdicts import exits, known, random, right, unknown, unmade
+from .training import training, with_lines
+from .verdicts import (
+    exits,
+    in_one_line,
+    is_nan,
+    known,
+    mended_line,
+    nan,
+    over_the_batch,
+    random,
+    right,
+    unknown,
+    unmade,
+)
 from .words import said, say
 
 _Found = tuple[Run, str]  # a run that is right, and the book's function that it equals
@@ -65,9 +81,10 @@ def check(
         values; a chunk size), "window" (queries, keys, values, window), "rope" (X, offset), "grouped" (queries (B, H,
         Q, D), keys and values (B, G, K, D)) or "causal_multi_head" (X; or X as queries, keys and values).  Default:
         told from its weights, its name and its signature.
-    mask : {"attend", "hide", "add"}, optional
-        What True means in a mask: the key may be seen, or is hidden; or the mask is added to the scores.  Default:
-        whichever explains all results; `.mask` says which.
+    mask : {"attend", "hide", "add", "none"}, optional
+        What True means in a mask: the key may be seen, or is hidden; or the mask is added to the scores; or the task
+        has no masks, and none is tried.  Default: whichever explains all results, and `.mask` says which; what takes
+        no mask, and is right otherwise, is right with a note.
     weights : dict, optional
         {"W_q": "my_query", ...}: attributes of a layer, where their names do not tell.
 
@@ -94,13 +111,14 @@ def check(
     >>> result.ok, result.mistakes
     (False, ['scale_d'])
     >>> print(str(result).splitlines()[0])
-    Your attention equals the book's if scores are divided by d, not by sqrt(d).
+    Yours differs from the book's in one thing: it divides scores by d, not by sqrt(d).
     """
-    if mask is not None and mask not in masks.MEANS:
-        raise ValueError(said('mask must be "attend", "hide" or "add", got {mask!r}', mask=mask))
+    if mask is not None and mask not in (*masks.MEANS, "none"):
+        raise ValueError(said('mask must be "attend", "hide", "add" or "none", got {mask!r}', mask=mask))
     notes = []
     try:
         student = student_of(mine, kind, weights)
+        student.mask = mask
         if kind is None and reason(mine):
             notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
         with gradients_recorded():
@@ -108,7 +126,7 @@ def check(
             may_be_causal = answer.mistakes[:1] in (["unknown"], ["hides_future"])
             if kind is None and may_be_causal and student.kind == "multi_head":
                 # It may hide the future without being told to: its numbers do not tell, where a mistake changed them.
-                causal = _compared(Student(mine, "causal_multi_head", weights), mask, notes)
+                causal = _compared(Student(mine, "causal_multi_head", weights, mask=mask), mask, notes)
                 # Right with one input in three places says nothing about three: then what differs is among them.
                 tells = causal.mistakes or student.attends_to_itself or "hides_future" in answer.mistakes
                 answer = causal if tells and not {"unknown", "raises"} & {*causal.mistakes} else answer
@@ -164,7 +182,8 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
     untried_names = [name for name in untried(student) if name not in masks_by_other_names]
     apart, more = together(found)
     left = [*apart, *_left(student, untried_names), *_beside_numbers(student, first)]
-    return right(found, left, [*notes, *more, *of_large_scores(*first)])
+    more += [each for pair in found for each in notes_on(*pair)]
+    return right(found, left, [*notes, *dict.fromkeys(more), *of_large_scores(*first)])
 
 
 def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[str], found: list[_Found]) -> _Found:
@@ -186,8 +205,10 @@ def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[
     try:
         return _right_one(tried, [*notes, *more])
     except _Wrong as wrong:
-        others = in_other_layouts(tried[0], _equals) if wrong.answer.mistakes == ["unknown"] else []
+        others = _in_other_layouts(tried[0]) if wrong.answer.mistakes == ["unknown"] else []
         one = _right_run(others)
+        if one is None and _steps_first(tried[0]):
+            raise _Wrong(over_the_batch(tried[0], notes)) from None
         if one is None:
             raise
         return one
@@ -203,7 +224,7 @@ def _right_one(tried: list[Run], notes: list[str]) -> _Found:
 
 def _by_other_names(student: Student, means: Optional[str]) -> dict[str, _Found]:
     """The arguments by unknown names that are masks, as their numbers tell."""
-    names = untried(student) if takes_masks(student) else []
+    names = untried(student) if takes_masks(student) and means != "none" else []
     asked = {name: Round(forms_of_mask(student), "mask", name) for name in names}
     found = {name: _right_run(runs(student, each, means, _equals)) for name, each in asked.items()}
     return {name: one for name, one in found.items() if one is not None}
@@ -218,10 +239,10 @@ def _left(student: Student, names: list[str]) -> list[tuple[str, str]]:
 def _beside_numbers(student: Student, first: _Found) -> list[tuple[str, str]]:
     """Ids and words of what a right run does not show: biases, dropout, other parameters, many keys."""
     run, form = first
-    found = [*biases(run, form), *training(run)]
+    found = [*biases(run, form), *with_lines(run, training(run))]
     for _, made in made_with(student, True):
         found += extra(run_of(made, run.asked, run.way), form)
-    return [*found, *beyond(run, form)]
+    return [*found, *beyond(run, form), *besides(run, form)]
 
 
 def _errors(tried: list[Run]) -> float:
@@ -245,7 +266,44 @@ def _wrong(tried: list[Run], notes: list[str]) -> Answer:
         again = [run.student(inputs, run.way, run.asked).output for inputs in run.probes]
         if not all(equal(one, two) for one, two in zip(run.outcomes, again)):
             return random(run, notes)
-    found = explanation(tried)
+    if all(map(is_nan, tried[:1])):
+        return nan(tried[0], notes)
+    runs_right = next(filter(_is_right_where_it_runs, tried), None)
+    if runs_right is not None:
+        return unknown(runs_right, notes)
+    found = explanation(tried, lambda: fixed_scale(tried), lambda: mended_line(tried[0]))
+    if isinstance(found, OwnLine):
+        return in_one_line(tried[0], found, notes)
     if found is not None and found.mistakes:
         return known(found, notes)
     return unknown(tried[0], notes)
+
+
+def _is_right_where_it_runs(run: Run) -> bool:
+    """Whether it raises for some probes, and is right for all others, which hide keys as well."""
+    errors = [each for each in run.outcomes if each.error is not None]
+    ran = [(x, y, z) for x, y, z in zip(run.outcomes, run.right, run.probes) if x.error is None]
+    hides = any(isinstance(z.get("mask", z.get("valid_lens")), np.ndarray) for _, _, z in ran)
+    return bool(errors) and len(ran) > 1 and hides and all(equal(x, y) for x, y, _ in ran)
+
+
+# ---- other axes ------------------------------------------------------------------------------------------------------
+
+
+def _in_other_layouts(run: Run) -> list[Run]:
+    """The same way with other axes: those that are accepted."""
+    others = [layout for layout in LAYOUTS[run.student.kind] if layout != run.way.layout and run.way.mask is None]
+    if not any(map(is_misshapen, run.outcomes, run.right)):
+        first = says_steps_first(run.student.mine)
+        others = [each for each in others if each not in NARROWER or (first and each == "time first")]
+        if run.student.has_weights:
+            others = [each for each in others if each != "item"]
+    made = (run_of(run.student, run.asked, run.way._replace(layout=layout)) for layout in others)
+    return [each for each in made if _equals(each)]
+
+
+def _steps_first(run: Run) -> bool:
+    """Whether it is right with batch and steps exchanged."""
+    if "time first" not in LAYOUTS[run.student.kind] or run.way.layout != "batch":
+        return False
+    return bool(_equals(run_of(run.student, run.asked, run.way._replace(layout="time first"))))

@@ -25,7 +25,7 @@ def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
     if student.flagged:
         name, made = student.flagged
         one_input = student.kind == "multi_head" and student.attends_to_itself
-        made = Student(made.mine, "causal_multi_head", student.weights) if one_input else made
+        made = Student(made.mine, "causal_multi_head", student.weights, mask=student.mask) if one_input else made
         forms = ("causal_multi_head",) if one_input else forms_of_mask(student)
         yield f"{name}=True", made, Round(forms, "made" if one_input else "flag", name)
     for each in constructor_parameters(student.mine) if student.is_class else ():
@@ -41,7 +41,7 @@ def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
         elif value and _ROTATES.fullmatch(name) and kind == "causal_multi_head":
             forms = ("causal_multi_head_rope", "causal_multi_head_rope_halves")
         if forms:
-            made = Student(student.mine, kind, student.weights, {**student.chosen, name: value})
+            made = Student(student.mine, kind, student.weights, {**student.chosen, name: value}, student.mask)
             role = "" if not (value and is_flag(each)) else "made" if kind == "causal_multi_head" else "flag"
             yield f"{name}={value}", made, Round(forms, role, name)
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from .answers import NEAR
 from .comparing import equal, is_misshapen, output
-from .mistakes import Mistake, function, hiding_with, known, subtracting
+from .mistakes import FORMS, SOURCES, Change, Mistake, function, hiding_with, known, subtracting
 from .probes import Inputs
 from .rounds import OF_LENS, Run, steps_of
+from .words import say
 
 _HIDE_ROWS = ("softmax_axis", "mask_off_by_one", "mask_inverted")  # mistakes that may hide a whole row
 _ANY = "(-np.inf)"  # what masks write, where a row without keys may give what it likes
-_PAIRED = 36  # of the likeliest mistakes each two are tried together
+_PAIRED, _PAIRED_ALONE = 36, 72  # of the likeliest mistakes each two are tried together: of several forms, or of one
 
 
 class Explained(NamedTuple):
@@ -61,14 +63,15 @@ def _hides(run: Run) -> bool:
     return True
 
 
-def explanation(runs: Sequence[Run]) -> Optional[Explained]:
-    """The likeliest mistake that explains all outcomes of a run; else all of one form; else two mistakes, or all but
-    errors."""
+def explanation(runs: Sequence[Run], *others: Callable[[], Any]) -> Any:
+    """The likeliest mistake that explains all outcomes of a run; else all of one form; else what one of the others
+    finds; else two mistakes, or all but errors."""
     runs = [run for run in runs if not run.asked.role or _hides(run)]
     lesser: dict[str, Explained] = {}
     found = _first(_one(runs), runs, lesser)
     if found is None and not lesser:
         found = next(filter(None, map(_within_a_form, runs)), None)
+        found = found or next(filter(None, (each() for each in others)), None)
     return found or _first(_two(runs), runs, lesser) or lesser.get("numbers") or lesser.get("shapes")
 
 
@@ -76,13 +79,14 @@ def _first(
     candidates: Iterator[tuple[str, Sequence[Mistake], str]], runs: Sequence[Run], lesser: dict[str, Explained]
 ) -> Optional[Explained]:
     """The first candidate that explains all; `lesser` gets those that explain less."""
+    with_nan = {id(run): _has_nan(run) for run in runs}
     for form, mistakes, fill in candidates:
         made = function(form, mistakes, fill)
         if made is None:
             continue
         outputs: dict[int, Any] = {}
         for run in runs:
-            if fill == "-np.inf" and not _has_nan(run):
+            if fill == "-np.inf" and not with_nan[id(run)]:
                 continue
             tier, left = _explains(made, outputs, run, fill == _ANY)
             if tier and any(each.id == "mask_inverted" for each in mistakes) and not _loses(run, form, -1.5):
@@ -108,6 +112,8 @@ def _having(run: Run) -> set[str]:
         found.add("heads")
     if any("num_kv_heads" in inputs for inputs in run.probes):
         found.add("groups")
+    if any("W_q" in x and len(x["W_q"]) > x["W_q"].shape[1] for x in run.probes):
+        found.add("narrow")
     if "W_qkv" in student.takes.values() or (student.layers and student.layers.has_joint_weights):
         found.add("joint")
     return found
@@ -132,7 +138,7 @@ def _two(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
     for form, fill in itertools.product(singles, fills):
         single = [each for each in singles[form] if each.id != "mask_transposed"]  # it says nothing of most probes
         single.sort(key=lambda each: not each.only)  # what only some have is likelier there
-        single = single[: _PAIRED if len(singles) > 1 else None]
+        single = single[: _PAIRED if len(singles) > 1 else _PAIRED_ALONE]
         two = itertools.combinations(range(len(single)), 2)
         yield from ((form, (single[i], single[j]), fill) for i, j in sorted(two, key=sum))
 
@@ -204,6 +210,8 @@ def _explains(made: Any, outputs: dict[int, Any], run: Run, any_row: bool) -> tu
         if id(inputs) not in outputs:
             outputs[id(inputs)] = output(made, _as_given(run, inputs))
         got = outputs[id(inputs)]
+        if outcome.output is not None and outcome.output.size and np.isnan(outcome.output).all():
+            continue  # NaN equals NaN: it says nothing
         if any_row and got is not None and outcome.output is not None and got.shape == outcome.output.shape:
             if np.isnan(got).all():  # it says nothing
                 continue
@@ -269,3 +277,57 @@ def _within_a_form(run: Run) -> Optional[Explained]:
         if made is not None and all(equal(run.outcomes[i], output(made, run.probes[i])) for i in others):
             return Explained(run, run.form, [mistake], within=form)
     return None
+
+
+# ---- a scale that does not follow d ----------------------------------------------------------------------------------
+
+
+def fixed_scale(runs: Sequence[Run]) -> Optional[Explained]:
+    """Scores that are multiplied by one number in all probes: the number, fitted to the probe that says most."""
+    for run in runs[:2]:
+        pairs = [i for i, x in enumerate(run.outcomes) if x.output is not None and not is_misshapen(x, run.right[i])]
+        line = next((x for x in _scaled_lines(run.form)), None)
+        if line is None or len(pairs) < 2:
+            continue
+        where, text, product = line
+        made = function(
+            run.form, [Mistake("", "", (Change(where, text, text.replace(product[1], f"{product[0]} * FACTOR")),))]
+        )
+        if made is None:
+            continue
+        factor = _fitted(made, run.probes[pairs[-1]], run.outcomes[pairs[-1]].output)
+        if factor is None:
+            continue
+        shown = f"{factor:.4g}"
+        change = Change(where, text, text.replace(product[1], f"{product[0]} * {factor:.6g}"))
+        mistake = Mistake("scale_fixed", say("scale_fixed", factor=shown), (change,))
+        wrong = function(run.form, [mistake])
+        if all(equal(run.outcomes[i], output(wrong, run.probes[i])) for i in pairs):
+            return Explained(run, run.form, [mistake])
+    return None
+
+
+def _scaled_lines(form: str) -> Iterator[tuple[str, str, tuple[str, str]]]:
+    """(function, the line with the scale, (the product, the product with its scale))."""
+    for where in (each.rpartition("=")[2] for each in FORMS[form]):
+        for text, product in re.findall(r"((?:scores = )(queries @ .*) / np\.sqrt\(d\))", SOURCES[where]):
+            yield where, text, (product, f"{product} / np.sqrt(d)")
+
+
+def _fitted(made: Any, inputs: Inputs, got: Any) -> Optional[float]:
+    """The factor with which a function gives a result: the best of a grid, then halves."""
+
+    def distance(factor: float) -> float:
+        made.__globals__["FACTOR"] = factor
+        expected = output(made, inputs)
+        if expected is None or expected.shape != got.shape:
+            return np.inf
+        return float(np.nan_to_num(np.abs(expected - got), nan=np.inf).max())
+
+    grid = [sign * 2.0**i for i in np.arange(-7, 4.5, 0.5) for sign in (1, -1)]
+    best = min(grid, key=distance)
+    step = abs(best) / 3
+    while step > 1e-5 * abs(best) and distance(best) > NEAR / 10:
+        best = min((best - step, best, best + step), key=distance)
+        step /= 1.6
+    return best if distance(best) < NEAR else None

@@ -56,6 +56,7 @@ class Judged(NamedTuple):
             "kind": self.kind,
             "ok": self.ok,
             "mistakes": answer.mistakes if answer else [],
+            "lines": [line.as_dict() for line in answer.lines] if answer else [],
             "mask": answer.mask if answer else None,
             "notes": answer.notes if answer else [],
             "text": str(answer or self.problem),

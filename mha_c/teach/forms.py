@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
@@ -41,6 +43,13 @@ LAYOUTS_SAY = {
     "one query": "one query for each item, (batch, features)",
     "one query, time first": "one query for each item, (batch, features), and keys as (steps, batch, features)",
 }
+
+# Forms that count only where the general one raises: one query for all, batch and steps exchanged.
+NARROWER = ("time first", "single_query", "one query", "one query, time first")
+_STEPS = r"(?:T|L|S|seq\w*|sequence\w*|n?steps|num_steps|time\w*|length|src_len|tgt_len)"
+_BATCH = r"(?:B|N|b|bs|bsz|batch\w*)"
+_STEPS_FIRST = re.compile(rf"\b{_STEPS}\s*,\s*{_BATCH}\b")
+_BATCH_FIRST = re.compile(rf"\b{_BATCH}\s*,\s*{_STEPS}\b|batch_first\s*=\s*True")
 
 
 class Way(NamedTuple):
@@ -149,3 +158,14 @@ def _stacked(outputs: Sequence[Any], axis: int) -> Any:
     if torch is not None and isinstance(outputs[0], torch.Tensor):
         return torch.stack(list(outputs), dim=axis)
     return np.stack(outputs, axis=axis)
+
+
+def says_steps_first(mine: Any) -> bool:
+    """Whether code, or what it documents, has (steps, batch, ...); torch's own layers do, unless they say otherwise."""
+    if str(getattr(mine, "__module__", "")).startswith("torch."):
+        return getattr(mine, "batch_first", None) is False
+    try:
+        text = inspect.getsource(mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine))
+    except (OSError, TypeError):
+        return False
+    return bool(_STEPS_FIRST.search(text)) and not _BATCH_FIRST.search(text)

@@ -88,7 +88,8 @@ class Laws:
         held, every = len(self.laws) - len(self.broken), len(self.laws)
         lines = [said("{name}: {held} of {every} laws hold", name=name, held=held, every=every)]
         for law in self.laws:
-            lines += [f"  {said('holds' if law.holds else 'BROKEN'):<6}  {law.id}: {law.says}"]
+            named = said("{id}: {says}", id=law.id, says=law.says)
+            lines += [f"  {said('holds' if law.holds else 'BROKEN'):<6}  {named}"]
             lines += [f"          {line}" for line in law.example.splitlines()]
         self.text = "\n".join(lines)
 
@@ -165,7 +166,7 @@ def found(student: Student, way: Way, asked: Round) -> list[Law]:
             if examples:
                 kept.append(Law(id, said(says), not any(examples), next(filter(None, examples), "")))
     if way.tensors and way.layout in ("batch", "grouped") and not (student.sizes_of_table or student.kind == _FOLDED):
-        example = _gradients(student, way, asked)
+        example = gradients(student, way, asked)
         says = said("autograd's gradients are those that differences show")
         kept.append(Law("gradients", says, not example, example))
     return kept
@@ -346,7 +347,7 @@ _LAWS = [
 ]  # fmt: skip
 
 
-def _gradients(student: Student, way: Way, asked: Round) -> str:
+def gradients(student: Student, way: Way, asked: Round) -> str:
     """A counterexample: autograd's slope along a random direction, and that of differences."""
     torch: Any = sys.modules["torch"]
     rng = np.random.default_rng(1)

@@ -19,6 +19,7 @@ from .probes import Inputs, Sizes, probes
 from .words import said
 
 _LEFT_AS_THEY_ARE = "bias", "base", "max_len", "temperature", "device", "dtype"  # where they have a default
+DROPOUT = 0.3  # the share that layers are made with: not a half, so that 1 - p is another number
 OF_FORM = ("window", "chunk_size")  # numbers that make another function of the same arrays
 
 
@@ -39,7 +40,7 @@ class Making(NamedTuple):
         each_head = max(self.num_hiddens // max(self.num_heads, 1), 1)
         return {
             **self._asdict(), "num_kv_heads": self.num_kv_heads or self.num_heads,
-            "max_len": 64, "dropout": 0.5, "bias": False,
+            "max_len": 64, "dropout": DROPOUT, "bias": False,
             "head_dim": self.query_size if for_positions else each_head,
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
             "window": self.window or 2, "chunk_size": self.chunk_size or 2,
@@ -229,6 +230,14 @@ class Layers:
     def first(self) -> Any:
         """A layer of those that there are; None before the first is made."""
         return next((layer for layer in self._made.values() if layer is not None), None)
+
+    def remake(self, inputs: Inputs) -> None:
+        """Let the class make the layer for these inputs again: its constructor's lines may be looked at."""
+        if self.is_class:
+            old = self._made.pop(self._making(inputs), None)
+            self._put.pop(id(old), None)
+            self._read.pop(id(old), None)
+            self.at(inputs)
 
     def any(self, inputs: Inputs) -> Any:
         """A layer, whatever its sizes; Unmade if there is none."""

@@ -77,7 +77,7 @@ class Mistake(NamedTuple):
     """One way to be wrong."""
 
     id: str
-    says: str  # ends the sentence "it equals the book's if ..."
+    says: str  # ends the sentence "Yours differs from the book's in one thing: ..."
     changes: tuple[Change, ...]  # the first is the mistake, the others let it be written
     alone: bool = False  # only where the function itself is asked, not a part of another
     only: str = ""  # where the implementation has "heads", an axis of them, "groups" that share keys, a "joint" weight
@@ -97,7 +97,7 @@ def add_mistake(id: str, where: str, says: str, line: str, instead: str) -> None
     where : str
         The function with the line, such as "dot_product"; `mha_c.teach.book` has their texts.
     says : str
-        Ends the sentence "it equals the book's if ...".
+        Ends the sentence "Yours differs from the book's in one thing: ...".
     line, instead : str
         Text that occurs once in the book's function, and its replacement.
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from .._recognize.roles import says
 from .comparing import equal, is_misshapen, output
-from .forms import LAYOUTS, RANKS, Way, doubled
-from .making import CannotAsk, constructor_parameters, widths
+from .forms import LAYOUTS, NARROWER, RANKS, Way, doubled, says_steps_first
+from .making import CannotAsk, asks_for, constructor_parameters, widths
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
 from .mistakes import function, signature
@@ -43,7 +43,7 @@ def rounds(student: Student) -> list[Round]:
     kind, own = student.kind, _forms(student)
     made = []
     for name, role in student.takes.items():
-        if role in ("valid_lens", "mask") and not takes_masks(student):
+        if role in ("valid_lens", "mask") and not (takes_masks(student) and student.mask != "none"):
             continue
         if role == "valid_lens":
             made.append(Round(own, "lens", name))
@@ -85,19 +85,9 @@ def as_mask(asked: Round) -> Round:
 def untried(student: Student) -> list[str]:
     """The parameters that no round exercises, and whose name does not say that they hide nothing."""
     asked = {each.parameter for each in rounds(student)}
-    known = {
-        *student.arguments,
-        *student.sizes_of_table.values(),
-        "base",
-        "positions",
-        "offset",
-        "cos",
-        "sin",
-        "cis",
-        "size",
-        "axis",
-        "-",
-    }
+    asked |= {x for x, role in student.takes.items() if student.mask == "none" and role in ("valid_lens", "mask")}
+    known = {*student.arguments, *student.sizes_of_table.values(), "base", "positions", "offset", "cos", "sin", "cis"}
+    known |= {"size", "axis", "-"}
     known |= {"causal"} if student.kind in CAUSAL else set()
     return [name for name, role in student.takes.items() if name not in asked and role not in known]
 
@@ -142,8 +132,18 @@ def _made_for(student: Student, asked: Round, layout: str, again: bool = False) 
                 raise CannotAsk(said(words, name=student.name, arguments=arguments))
             student.sizes = student.layers.sizes_that_fit(layer)
             return _made_for(student, asked, layout, again=True)
-        made = fitting
+        made = [*fitting, *_of_narrow_head(student, asked, fitting[-1])]
     return [doubled(each) for each in made] if "heads" in layout else made
+
+
+def _of_narrow_head(student: Student, asked: Round, chosen: Inputs) -> list[Inputs]:
+    """Probes of one head with fewer features than its input has, where a class takes the size of a head."""
+    if not (student.has_weights and student.has_one_head and asks_for(student.mine, "head_dim")):
+        return []
+    wide = len(chosen["W_q"])
+    more = [_fitting(student, each, asked) for each in probes(asked.forms[0], Sizes(wide, wide, wide, wide // 2))]
+    assert student.layers is not None
+    return [x for x in more if _is_answerable(student, x, asked) and student.layers.at(x) is not None]
 
 
 def _size_that_fits(student: Student, asked: Round) -> Optional[Sizes]:
@@ -313,6 +313,7 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
             for way in ways
             for axes in AXES.get(way.layout, AXES["batch"])[:3]
         ]
+    ways = _without_narrower(ways, student, free)
     tried = [run_of(student, free, way, 2) for way in ways]
     bad = [sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) for run in tried]
     first = tried[bad.index(min(bad))]
@@ -333,6 +334,21 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
     return next(filter(_is_near, alike), alike[0])
 
 
+def _without_narrower(ways: list[Way], student: Student, asked: Round) -> list[Way]:
+    """Without the forms that count only where the general one raises: one query for all, batch and steps exchanged; the
+    last also where the code says so."""
+    general = next((way for way in ways if way.layout == "batch"), None)
+    if general is None or not any(way.layout in NARROWER for way in ways):
+        return ways
+    run = run_of(student, asked, general)
+    if any(map(is_misshapen, run.outcomes, run.right)):
+        return ways
+    if student.has_weights:
+        ways = [way for way in ways if way.layout != "item"]
+    first = says_steps_first(student.mine)
+    return [way for way in ways if way.layout not in NARROWER or (first and way.layout == "time first")]
+
+
 def _takes_several(run: Run) -> bool:
     """Whether the last probe, which has several items, gives the right shape."""
     inputs = probes_for(run.student, run.asked, run.way.layout)[-1]
@@ -349,13 +365,6 @@ def _is_near(run: Run) -> bool:
         if all(equal(*pair) for pair in zip(run.outcomes, right)):
             return True
     return False
-
-
-def in_other_layouts(run: Run, accepts: Callable[[Run], Any]) -> list[Run]:
-    """The same way with other axes: those that are accepted."""
-    others = [layout for layout in LAYOUTS[run.student.kind] if layout != run.way.layout and run.way.mask is None]
-    made = (run_of(run.student, run.asked, run.way._replace(layout=layout)) for layout in others)
-    return [each for each in made if accepts(each)]
 
 
 def _usable(ways: list[Way], student: Student, asked: Round) -> set[str]:

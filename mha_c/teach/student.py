@@ -109,9 +109,14 @@ class Student:
     """One implementation: what it takes, the layers that it is, and its outcome for a probe."""
 
     def __init__(
-        self, mine: Any, kind: str, weights: Optional[Mapping[str, str]] = None, chosen: Optional[Inputs] = None
+        self,
+        mine: Any,
+        kind: str,
+        weights: Optional[Mapping[str, str]] = None,
+        chosen: Optional[Inputs] = None,
+        mask: Optional[str] = None,
     ) -> None:
-        self.mine, self.kind, self.weights = mine, kind, weights
+        self.mine, self.kind, self.weights, self.mask = mine, kind, weights, mask  # `mask`: what the task says of it
         name = getattr(mine, "__name__", type(mine).__name__)
         self.name = "function" if name == "<lambda>" else name
         self.is_class = isinstance(mine, type)
@@ -158,13 +163,11 @@ class Student:
         if not self.has_weights and wanted and not self.only_heads:
             self._check_weights_as_arguments(wanted)
         self.sizes = self._sizes()
-        self.heads = 1  # where nothing says how many
-        self.width = 0  # of queries and keys, where the scale is fixed when it is built
+        self.heads, self.width = 1, 0  # where nothing says how many; of queries and keys, of a scale that is fixed
         self.entry = ""  # of what it gives, where the output is not alone or first
         self.kept: dict[Any, list[Inputs]] = {}  # its probes, by round and layout
-        self.flagged: Optional[tuple[str, Student]] = (
-            None  # a layer's flag that hides the future, and the layer with it
-        )
+        self.last_result: Any = None  # all that the last call gave
+        self.flagged: Optional[tuple[str, Student]] = None  # a flag that hides the future, and the layer with it
 
     def _books(self, kind: str) -> list[str]:
         """The arguments of the book's function that are told by name or place."""
@@ -283,11 +286,11 @@ class Student:
         others = [parts(each, way.layout) for each, _, _ in beside]
         try:
             for number, part in enumerate(parts(inputs, way.layout)):
-                given = self._given(part, way, asked)
+                given = self.given(part, way, asked)
                 for cut, (_, their_way, other) in zip(others, beside):
-                    given[other.parameter] = self._given(cut[number], their_way, other).get(other.parameter)
+                    given[other.parameter] = self.given(cut[number], their_way, other).get(other.parameter)
                 before = {name: np.array(plain(x)) for name, x in given.items() if _is_array(x)}
-                output = self._output(inputs, given, way, asked, part["shape"][3])
+                output = self.output(inputs, given, way, asked, part["shape"][3])
                 if self.sizes_of_table:
                     output = _typed(part["X"], "X", way) + output
                 outputs.append(np.asarray(plain(output), dtype=np.float64))
@@ -303,12 +306,12 @@ class Student:
     def traced(self, inputs: Inputs, way: Way, asked: Round, name: str) -> tuple[Any, Any]:
         """The output as a tensor, and the input of this name that its graph leads to."""
         (part,) = parts(inputs, way.layout)
-        given = self._given(part, way, asked)
+        given = self.given(part, way, asked)
         theirs = next(theirs for theirs, ours in self.takes.items() if ours == name)
         given[theirs] = given[theirs].requires_grad_(True) * 1  # not a leaf: the book's masked_softmax writes into X
-        return joined([self._output(inputs, given, way, asked, part["shape"][3])], way.layout), given[theirs]
+        return joined([self.output(inputs, given, way, asked, part["shape"][3])], way.layout), given[theirs]
 
-    def _given(self, part: Inputs, way: Way, asked: Round) -> Inputs:
+    def given(self, part: Inputs, way: Way, asked: Round) -> Inputs:
         """{parameter: what it is given}, without those that keep their default."""
         given: Inputs = {}
         if "num_kv_heads" in self.takes.values() and "num_kv_heads" in part:
@@ -363,7 +366,7 @@ class Student:
         made = {"cos": made.real, "sin": made.imag}.get(role, made)
         return np.repeat(made[None], part["shape"][0], axis=0) if way.batched else made
 
-    def _output(self, inputs: Inputs, given: Inputs, way: Way, asked: Round, keys: int) -> Any:
+    def output(self, inputs: Inputs, given: Inputs, way: Way, asked: Round, keys: int) -> Any:
         call = self.mine
         if self.layers is not None:
             call = layer = self.layers.at(inputs)
@@ -371,7 +374,7 @@ class Student:
                 self.layers.put(layer, inputs, way.weights, lambda: self._called(layer, given))
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of NumPy's functions that are tried on tensors, and torch's on arrays
-            result = self._called(call, given)
+            result = self.last_result = self._called(call, given)
         output, entry = output_of(result, keys, asked.role == "second")
         self.entry = entry or self.entry
         return output
@@ -380,9 +383,8 @@ class Student:
         """By place what stands at the beginning, the others by name."""
         by_place = list(itertools.takewhile(lambda name: name in given and name not in self.by_name, self.takes))
         call = layer if callable(layer) else layer.forward
-        return call(
-            *(given[name] for name in by_place), **{name: x for name, x in given.items() if name not in by_place}
-        )
+        by_name = {name: x for name, x in given.items() if name not in by_place}
+        return call(*(given[name] for name in by_place), **by_name)
 
 
 CAUSAL = ("causal", "window", "causal_multi_head")  # kinds that hide the future without being told to

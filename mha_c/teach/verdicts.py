@@ -9,12 +9,15 @@ from typing import Any, Optional
 import numpy as np
 
 from . import lawful
-from .answers import NEAR, Answer, Example, Lines, readable, written
+from .answers import NEAR, Answer, Example, Lines, OwnLine, readable, written
 from .comparing import equal, output
 from .explaining import Explained, where
 from .forms import LAYOUTS_SAY
 from .making import Unmade
+from .masks import MEANS
 from .mistakes import function, root, signature, sources
+from .noting import error_place
+from .own_lines import constructor_line, nan_line, one_line, own_lines, random_lines, up_to
 from .probes import Inputs, probes
 from .results import NoOutput
 from .rounds import OF_LENS, Run
@@ -66,17 +69,28 @@ def _given(run: Run) -> str:
 
 
 def _mask(runs: Sequence[Run]) -> Optional[str]:
-    """What True means in each mask that was tried."""
-    masked = [run for run in runs if run.way.mask is not None and run.asked.role == "mask"]
-    says = [
-        (f"{run.asked.parameter}: " if len(masked) > 1 else "") + run.way.mask.says for run in masked if run.way.mask
-    ]
-    return "; ".join(says) or None
+    """What True means in the first mask that was tried; "none" where the task has no masks."""
+    if any(run.student.mask == "none" for run in runs):
+        return "none"
+    means = (run.way.mask.means for run in runs if run.way.mask is not None and run.asked.role == "mask")
+    return next(means, None)
 
 
 def random(run: Run, notes: Sequence[str]) -> Answer:
-    """Dropout acts."""
-    return Answer(["dropout_in_eval"], [say("random", name=run.student.name)], notes)
+    """Dropout acts, or something else is drawn in each call."""
+    found = random_lines(run)
+    id = "random" if found and str(found[0]) == say("random_other") else "dropout_in_eval"
+    words = [say("random", name=run.student.name), *(found or [say("random_drops")])]
+    return Answer([id], words, notes)
+
+
+def over_the_batch(run: Run, notes: Sequence[str]) -> Answer:
+    """Right with batch and steps exchanged."""
+    line = constructor_line(run) or up_to(run)[-1:]
+    start = say("in_one", says=said("it attends over the batch (axis 0), not over the steps (axis 1)"))
+    section = say("read", sections=said(SECTIONS[root(run.form)]))
+    parts = [start, *line, say("steps_first"), *_example(run), section]
+    return Answer(["batch_for_steps"], parts, notes)
 
 
 def unmade(mine: Any, error: Unmade, notes: Sequence[str]) -> Answer:
@@ -93,24 +107,20 @@ def exits(mine: Any, error: BaseException, notes: Sequence[str]) -> Answer:
     return Answer(["exits"], [words], notes, error=error)
 
 
-def _beside(run: Run) -> tuple[list[str], list[Any]]:
-    """Ids and words of what is not a matter of numbers: types, and inputs that are written into."""
+def _beside(run: Run, writes: bool = True) -> tuple[list[str], list[Any]]:
+    """Ids and words of what is not a matter of numbers: types, and inputs that are written into; `writes`: also of a
+    masked softmax that writes into X, as the book's own does."""
     wanted, student = run.way.dtype, run.student
     types = [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
     mistakes = ["dtype"] if types else []
     parts: list[Any] = [say("dtype", wanted=wanted, got=types[0])] if types else []
-    if _hides_nothing(student) and not student.attends_to_itself and "query" not in run.way.layout:
+    if _hides_nothing(student) and student.mask in MEANS:
         mistakes += ["no_mask"]
-        parts += [
-            say(
-                "no_mask",
-                kind=student.kind,
-                signature=", ".join(signature(student.kind)),
-            )
-        ]
+        parts += [say("no_mask", kind=student.kind, signature=", ".join(signature(student.kind)))]
     for outcome in run.outcomes:
         for name, before, now in outcome.changed:
-            if not _masks_in_place(student, name, before, now):
+            may = student.kind == "masked_softmax" and student.takes[name] == "X" and not writes
+            if not (may or _masks_in_place(student, name, before, now)):
                 example = Example({}, before, now, ("before", "after"))
                 return [*mistakes, "changes_inputs"], [*parts, say("changes_inputs", name=name), example]
     return mistakes, parts
@@ -136,7 +146,9 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_writes")]
     if run.way.mask is not None and run.asked.role == "mask":
         notes += [say("note_mask", argument=run.asked.parameter, says=run.way.mask.says)]
-    if _hides_nothing(student):
+    if student.mask == "none":
+        notes += [say("note_mask_none")]
+    elif _hides_nothing(student):
         notes += [say("note_no_mask")]
     if student.attends_to_itself:
         notes += [say("note_itself")]
@@ -169,22 +181,44 @@ def _notes(run: Run, form: str) -> list[str]:
     return notes
 
 
+def is_nan(run: Run) -> bool:
+    """Whether results are NaN where the book's are numbers, as far as keys are hidden, or all of them."""
+    pairs = [(x.output, y) for x, y in zip(run.outcomes, run.right) if x.output is not None and y is not None]
+    with_nan = [np.isnan(x).all() for x, y in pairs if x.shape == y.shape and not np.isnan(y).any() and x.size]
+    hiding = [
+        np.isnan(x.output).all()
+        for x, inputs in zip(run.outcomes, run.probes)
+        if x.output is not None and isinstance(inputs.get("mask", inputs.get("valid_lens")), np.ndarray)
+    ]
+    return bool(with_nan) and (all(with_nan) or (bool(hiding) and all(hiding)))
+
+
+def nan(run: Run, notes: Sequence[str]) -> Answer:
+    """Not a number, before anything else is said."""
+    parts = [say("nan"), *nan_line(run), *_example(run), say("read", sections=said(SECTIONS[root(run.form)]))]
+    return Answer(["nan"], parts, [*notes, *_notes(run, run.form)], _mask([run]))
+
+
 def known(found: Explained, notes: Sequence[str]) -> Answer:
     """The mistakes that explain it, and beside them what is not taken."""
     form = found.form
+    if found.run.asked.role == "second" and [each.id for each in found.mistakes] == ["no_rotation"]:
+        keys = found.mistakes[0]._replace(id="keys_not_rotated", says=say("keys_not_turned"))
+        found = found._replace(mistakes=[keys])
     run = found.run._replace(right=[output(function(form), inputs) for inputs in found.run.probes])
     # Without what only carries an argument to the line that is wrong.
     texts = sources(form, [each._replace(changes=each.changes[:1]) for each in found.mistakes]) or {}
     plain = sources(form) or {}
     places = list(dict.fromkeys(each.changes[0].where for each in found.mistakes))
     here = [place for place in texts if texts[place] != plain[place]]
-    errors, (more, beside) = _error(run, function(form, found.mistakes)), _beside(run)
-    why = _both("and", [said(each.says) for each in found.mistakes])
+    errors, (more, beside) = _error(run, function(form, found.mistakes)), _beside(run, writes=False)
+    clauses = list(dict.fromkeys(said(each.says) for each in found.mistakes))
     if found.within:
-        start = say("within", name=run.student.name, form=said(found.within), says=why)
+        start = say("within", form=said(found.within), says=_both("and", clauses))
     else:
-        start = say("equals", name=run.student.name, says=why)
-    lines = [Lines(plain[place], texts[place]) for place in here]
+        start = say("in_one" if len(clauses) == 1 else "in_two", says=_both("and", clauses))
+    own = own_lines(run, form, found.mistakes)
+    lines = [*own, *([] if own else [Lines(plain[place], texts[place]) for place in here])]
     read = say("read", sections=_both("also", [said(SECTIONS[place]) for place in places]))
     shapes = [i for i in found.left if run.outcomes[i].error is None]
     left = [_not_taken(run, shapes)] if shapes else []
@@ -258,6 +292,20 @@ def _error(run: Run, made: Any) -> list[str]:
     return []
 
 
+def mended_line(run: Run) -> Optional[OwnLine]:
+    """The one line of the student's that makes all right once it is changed; None where there is none such."""
+    errors = [each.error for each in run.outcomes if each.error is not None]
+    if not errors and _is_rounded(run):
+        return None
+    return one_line(run, error_place(errors[0]) if errors else None)
+
+
+def in_one_line(run: Run, line: OwnLine, notes: Sequence[str]) -> Answer:
+    """No known mistake, but one line that is known to be wrong."""
+    section = say("read", sections=said(SECTIONS[root(run.form)]))
+    return Answer(["one_line"], [say("one_line"), line, *_example(run), section], [*notes, *_notes(run, run.form)])
+
+
 def unknown(run: Run, notes: Sequence[str]) -> Answer:
     """Not explained by any known mistake: an error, another shape, or laws that do not hold."""
     student, all_of = run.student, len(run.probes)
@@ -268,24 +316,32 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
     if len(errors) == all_of and student.unknown:
         words = say("not_understood", name=student.name, arguments=", ".join(student.unknown))
         return Answer(["untried"], [words, *_error(run, function(run.form)), section])
+    if not errors and _is_rounded(run):
+        return Answer(["precision"], [say("precision"), *up_to(run), *_example(run), section], notes)
     if errors:
         no_output = isinstance(run.outcomes[errors[0]].error, NoOutput)
         words = say("no_output" if no_output else "raises", name=student.name, count=len(errors), all=all_of)
-        rest = say("others_right" if errors == others else "others_differ") + _where(run, errors)
+        rest = say("others_right" if errors == others else "others_differ")
+        rest += _where(run, errors) if errors == others else ""
         words += said(".") if len(errors) == all_of else rest
         ids = ["raises"] if errors == others else ["raises", "unknown"]
-        return Answer(ids, [words, *_error(run, function(run.form)), *_example(run), section], notes)
+        more = up_to(run) if errors != others else []
+        return Answer(ids, [words, *_error(run, function(run.form)), *more, *_example(run), section], notes)
     for i in others:
         got, right = run.outcomes[i].output, run.right[i]
         if got is not None and got.shape != right.shape:
             words = say("shape", name=student.name, got=got.shape, kind=student.kind, expected=right.shape)
-            words += _reshaped(got, right) + said(".") + _where(run, others)
+            words += _reshaped(run) + said(".") + _where(run, others)
             shown = written({**_shown(run.probes[i]), said("expected"): right, said("got"): got})
             return Answer(["shape"], [words, shown, section], notes)
-    laws = [f"{law.id}: {law.says}" for law in lawful.found(student, run.way, run.asked) if not law.holds]
+    laws = [
+        said("{id}: {says}", id=law.id, says=law.says)
+        for law in lawful.found(student, run.way, run.asked)
+        if not law.holds
+    ]
     says = say("laws_broken", laws="\n  ".join(laws)) if laws else say("no_law_broken")
     start = say("unknown", name=student.name, kind=student.kind) + _where(run, others)
-    return Answer(["unknown"], [start, *_example(run), says, section], notes)
+    return Answer(["unknown"], [start, *up_to(run), *_example(run), says, section], notes)
 
 
 def _where(run: Run, chosen: list[int]) -> str:
@@ -294,14 +350,24 @@ def _where(run: Run, chosen: list[int]) -> str:
     return say("only_where", form=said(form)) if form else ""
 
 
-def _reshaped(got: Any, right: Any) -> str:
-    """Whether the numbers are right in another order of axes."""
-    if got.size != right.size:
+def _reshaped(run: Run) -> str:
+    """Whether the numbers of all probes are right in another order of axes."""
+    pairs = [(x.output, y) for x, y in zip(run.outcomes, run.right)]
+    if any(x is None or y is None or x.size != y.size for x, y in pairs):
         return ""
-    if np.allclose(got.reshape(right.shape), right, NEAR, NEAR):
+    if all(np.allclose(x.reshape(y.shape), y, NEAR, NEAR) for x, y in pairs):
         return say("other_shape")
-    for axes in itertools.permutations(range(got.ndim)):
-        turned = got.transpose(axes)
-        if turned.shape == right.shape and np.allclose(turned, right, NEAR, NEAR):
+    for axes in itertools.permutations(range(pairs[0][0].ndim)):
+        turned = [(x.transpose(axes), y) for x, y in pairs if x.ndim == len(axes)]
+        if len(turned) == len(pairs) and all(x.shape == y.shape and np.allclose(x, y, NEAR, NEAR) for x, y in turned):
             return say("transposed", axes=axes)
     return ""
+
+
+def _is_rounded(run: Run) -> bool:
+    """Whether all numbers are right to about three digits, and not to more."""
+    pairs = [(x.output, y) for x, y in zip(run.outcomes, run.right)]
+    return all(
+        x is not None and y is not None and x.shape == y.shape and np.allclose(x, y, 2e-2, 1e-2, equal_nan=True)
+        for x, y in pairs
+    )

@@ -16,11 +16,25 @@ SENTENCES = {
     "of {count} probes, {given}.",
     "arrays": "NumPy's arrays of float64",
     "tensors": "torch's tensors of float32",
-    "equals": "Your {name} equals the book's if {says}.",
+    "in_one": "Yours differs from the book's in one thing: {says}.",
+    "in_two": "Yours differs from the book's in two things: {says}.",
+    "steps_first": "With (steps, batch, features) it is right: nn.MultiheadAttention takes that, unless "
+    "batch_first=True.  If your task has the steps first, say so in the docstring: (steps, batch, features).",
+    "nan": "The result is NaN where the book's has numbers.",
+    "nan_first": "NaN appears first in this line: {why}.",
+    "keys_not_turned": "the keys are not turned, the queries alone are",
+    "precision": "Its numbers are right to about three digits: something in it is rounded, or computed in float16 or "
+    "bfloat16.",
+    "scale_fixed": "it multiplies scores by {factor}, whatever d is, not by 1 / sqrt(d)",
+    "one_line": "Yours differs from the book's in one line: with it changed, all numbers are right.",
+    "stage": "Up to this stage its numbers are the book's: {stage}.",
+    "begins": "The first numbers that the book does not have are made here:",
     "and": "{one}, and {two}",
     "also": "{one}; {two}",
-    "within": "Your {name} equals the book's, but where {form}: there it does if {says}.",
-    "random": "Your {name} gives other numbers each time.  Dropout must not act outside of training.",
+    "within": "Yours differs from the book's only where {form}, and in one thing: {says}.",
+    "random": "Your {name} gives other numbers each time.",
+    "random_drops": "Dropout must not act outside of training.",
+    "random_other": "Numbers are drawn in each call: weights belong into the constructor, not into forward.",
     "unmade": "Your {name} raises an error when it is made: {error}\nin {line}",
     "dtype": "Inputs of {wanted} give a result of {got}; it should have their type.",
     "no_mask": "It takes no valid_lens and no mask, so it hides no key; the book's is {kind}({signature}).",
@@ -41,6 +55,25 @@ SENTENCES = {
     "dropout_on_scores": "Dropout acts on the scores, before softmax: a score of 0 is no weight of 0.  It belongs on "
     "the attention weights.",
     "dropout_elsewhere": "Dropout does not act on the attention weights, where the book has it.",
+    "dropout_uneven": "In training the weights that stay are not all multiplied by one number: dropout acts twice, or "
+    "weights are divided by their sum after it.",
+    "dropout_factor": "In training, with dropout p = {p}, the weights that stay are multiplied by {factor}, not by "
+    "1 / (1 - p) = {right}.",
+    "dropout_share": "In training, with dropout p = {p}, {share} of the weights are dropped.",
+    "dropout_kept": "In training each call drops the same weights: the mask of dropout is drawn once, not in "
+    "each call.",
+    "dropout_shared": "In training all items of a batch lose the same weights: they share one mask of dropout.",
+    "dropout_of_sum": "In training dropout acts on another array than the sum X + P.",
+    "returned_weights": "its second result is not the book's attention weights.",
+    "kept_weights": "What it keeps as {name} is not the book's attention weights.",
+    "besides": "With scores below -100, where the numbers of small probes do not show it: {says}.",
+    "gradients": "Its gradients are not those that differences show: something in it, as detach() or numpy(), cuts the "
+    "graph.",
+    "shared_heads": "Its heads are one module, several times in a list ([head] * n): they share their weights.",
+    "state": "A call depends on calls before it: with the same inputs it gives other numbers the second time.",
+    "note_untried": "what {names} do in a call was not tried.",
+    "note_empty": "where all keys of a query are hidden, it gives NaN; the book's function gives all of them "
+    "one weight.",
     "many_keys": "With {count} keys the numbers are others.  Does something, as a window or a table, end before?",
     "changes_inputs": "It writes into {name}: the caller's array holds other numbers afterwards.",
     "together": "{one} and {two} each hide the right keys alone, but not in one call{why}.  A key that one of them "
@@ -76,6 +109,7 @@ SENTENCES = {
     "note_one_input": "its queries, keys and values were one X, as in self-attention: which of them a line reads was "
     "not tried.",
     "note_no_mask": "it takes no lengths and no mask, so no mask was tried.",
+    "note_mask_none": "the task has no masks, so none was tried.",
     "note_values": "it takes no values, so keys were the values, too.",
     "note_weights_alone": "it gives the attention weights, since it takes no values; a caller multiplies them.",
     "note_layout": "it was given {layout}.",
@@ -134,7 +168,7 @@ def set_language(language: str) -> None:
     ...     return teach.book.masked_softmax(queries @ keys.swapaxes(1, 2), valid_lens) @ values
     >>> teach.set_language("zh")
     >>> print(str(teach.check(attention)).splitlines()[0])
-    你的 attention 与书中函数的差别就在于：评分没有除以 sqrt(d)。
+    你的实现与书中的只有一处不同：评分没有除以 sqrt(d)。
     >>> teach.set_language("en")
 
     Parameters

@@ -92,7 +92,7 @@ def test_check_says_what_to_do(folder):
     said = {name: command("check", f"submissions/{name}.py", cwd=folder, status=status).stdout
             for name, (_, status, _) in FILES.items() if name != "katherine"}  # fmt: skip
     assert said["alan"].startswith(
-        "submissions/alan.py:attention (dot_product): wrong\n\nYour attention equals the book's if scores are divided"
+        "submissions/alan.py:attention (dot_product): wrong\n\nYours differs from the book's in one thing: it divides"
     )
     assert said["ada"].startswith("submissions/ada.py:attention (dot_product): right\n")
     assert "SyntaxError" in said["donald"] and f", line {len(FILES['donald'][0].splitlines())}" in said["donald"]

@@ -201,7 +201,7 @@ def test_an_argument_that_says_nothing():
 
     answer = teach.check(ignored, "dot_product")
     assert answer.mistakes == ["untried"] and "What its argument foo does was not tried" in str(answer)
-    with pytest.raises(ValueError, match='mask must be "attend", "hide" or "add", got \'seen\''):
+    with pytest.raises(ValueError, match='mask must be "attend", "hide", "add" or "none", got \'seen\''):
         teach.check(ignored, "dot_product", mask="seen")
 
 

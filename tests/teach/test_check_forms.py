@@ -110,7 +110,7 @@ def test_only_the_line_that_is_wrong_is_marked():
 
     answer = teach.check(by_hiddens, "multi_head")
     assert answer.mistakes == ["scale_num_hiddens"]
-    assert str(answer).count("book>") == 1 and "num_hiddens=1" not in str(answer)
+    assert str(answer).count("in the book:") == 1 and "num_hiddens=1" not in str(answer)
 
 
 # ---- how it is called, and what its weights are called ---------------------------------------------------------------

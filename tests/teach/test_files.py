@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -46,7 +47,7 @@ def test_all_that_nobody_uses_is_judged(judged):
     assert report.ok and names(report) == [("causal_attention", "causal"), ("attention", "dot_product")]
     wrong = judged(SOFTMAX + CAUSAL.replace("np.tri(", "np.ones(").replace("*scores", "scores") + ATTENTION)
     assert wrong.ok is False and [each.answer.ok for each in wrong.judged] == [False, True]
-    assert str(wrong).count("\n\nYour ") == 2
+    assert len(re.findall("\n\nYours? ", str(wrong))) == 2
 
 
 def test_two_that_use_each_other_are_both_judged(judged):
@@ -57,7 +58,7 @@ def test_two_that_use_each_other_are_both_judged(judged):
 
 def test_a_part_is_judged_alone_where_it_is_named(judged):
     report = judged(SOFTMAX + ATTENTION, "softmax", "masked_softmax")
-    assert names(report) == [("softmax", "masked_softmax")] and report.judged[0].answer.mistakes == ["no_mask"]
+    assert names(report) == [("softmax", "masked_softmax")] and report.judged[0].answer.ok
 
 
 def test_a_kind_takes_what_has_it_by_name_or_else_what_there_is(judged):

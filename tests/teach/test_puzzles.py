@@ -59,10 +59,10 @@ def test_a_teacher_adds_a_mistake(own_mistake):
         scores = queries @ keys.swapaxes(1, 2) / queries.shape[-1] ** 0.25
         return teach.book.masked_softmax(scores, valid_lens) @ values
 
-    assert teach.check(mine, "dot_product").mistakes == ["unknown"]
+    assert teach.check(mine, "dot_product").mistakes == ["one_line"]
     teach.add_mistake("fourth_root", "dot_product", "the fourth root of d divides", "np.sqrt(d)", "d**0.25")
     answer = teach.check(mine, "dot_product")
-    assert answer.mistakes == ["fourth_root"] and "if the fourth root of d divides." in str(answer)
+    assert answer.mistakes == ["fourth_root"] and "in one thing: the fourth root of d divides." in str(answer)
     with pytest.raises(ValueError, match="one of the book's functions"):
         teach.add_mistake("x", "dot", "", "d", "e")
     with pytest.raises(ValueError, match=r"line must occur once in dot_product; .* occurs 2 times"):

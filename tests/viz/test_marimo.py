@@ -144,5 +144,5 @@ def test_pages_are_as_high_as_their_content_and_as_dark_as_the_notebook(window, 
 
     assert window.until(again)
     assert [each for each in window.console() if each["message"].startswith("about:srcdoc")] == []  # ours
-    said = "scores are divided by d, not by sqrt(d)"
+    said = "it divides scores by d, not by sqrt(d)"
     assert window.wait("return document.body.innerText.includes(arguments[0])", said)
