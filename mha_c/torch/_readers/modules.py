@@ -247,12 +247,6 @@ def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], resu
     except Exception as error:  # the call was the reader's: nothing of ours may end it
         raise Left(f"its graph has what is not known here ({type(error).__name__}: {error})") from error
     plans = [*state.plans.get(key, ())]
-    for each in plans:
-        if each.graph == plan.graph and shapes_of(tensors) not in each.shapes and _holds(each):
-            plan.general = False  # each new size is read itself
-            plan.shapes.update((shapes, known) for shapes, known in each.shapes.items() if known)
-            plans.remove(each)
-            break
     state.plans[key] = [plan, *plans][:MOST_OF_A_KEY]
 
 
