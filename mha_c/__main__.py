@@ -130,8 +130,8 @@ def _of_check(sub: argparse.ArgumentParser) -> None:
                      "default: all that it defines whose name tells what it is, but for parts of another")  # fmt: skip
     sub.add_argument("--kind", help="what it should compute, if its name does not tell: dot_product, multi_head, ...")
     sub.add_argument("--mask", choices=["attend", "hide", "add", "none"], help="what True means in its mask: the key "
-                     "may be seen, or is hidden; or the mask is added to the scores; or the task has no masks; default: "
-                     "whichever is right")  # fmt: skip
+                     "may be seen, or is hidden; or the mask is added to the scores; or the task has no masks; "
+                     "default: whichever is right")  # fmt: skip
     sub.add_argument("--seconds", type=seconds, default=60, help="how long the file may take; default: %(default)g")
     sub.add_argument("--json", action="store_true", help="the answer as JSON")
 

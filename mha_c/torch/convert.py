@@ -84,7 +84,8 @@ def convert(module: Converted, *inputs: Any, **named: Any) -> Converted:
         raise TypeError(f"convert takes a torch module, got {type(module).__name__}; or a class of modules")
     if not converted(module):
         warnings.warn(
-            f"convert found nothing to replace in {type(module).__name__}: it holds no class but torch's.  {THREE_LINES}",
+            f"convert found nothing to replace in {type(module).__name__}: it holds no class but torch's.  "
+            f"{THREE_LINES}",
             stacklevel=3,
         )
     if inputs or named:

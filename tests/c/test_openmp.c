@@ -1,6 +1,6 @@
 /*
- * test_openmp.c: the core in a program that uses OpenMP: called inside the program's regions, by several of its threads,
- * and with the program's own team for its work.  Prints a line per check; exit status 1 if one fails.
+ * test_openmp.c: the core in a program that uses OpenMP: called inside the program's regions, by several of its
+ * threads, and with the program's own team for its work.  Prints a line per check; exit status 1 if one fails.
  *
  * build: -fopenmp
  * nightly: 1000

@@ -41,7 +41,8 @@ SHOWN = {
             r"at a context of 1024: \d+ times faster with a cache",
             r"MHA, .* 4096 bytes a step\nGQA, .* 1024 bytes a step\nMQA, .* 512 bytes a step",
             r"step by step, off by [1-9]",
-            r"differs from the book's in one thing: positions begin at 0, whatever the offset\.(?s:.)*\['offset_ignored'\]",
+            r"differs from the book's in one thing: positions begin at 0, whatever the offset\.(?s:.)*"
+            r"\['offset_ignored'\]",
             r"all steps +100\.0% .* (9\d\.\d|100\.0)% of the late ones",
             r"window 16 +\d[\d.]+% .* [1-5]\d\.\d% of the late ones, +16384 bytes",
             r"window 16, 1 sink +[\d.]+% .* (9\d\.\d|100\.0)% of the late ones, +17408 bytes",

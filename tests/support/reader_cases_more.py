@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from reader_cases import CASES, INF, Base, case, hide_future, of_sizes
+from reader_cases import CASES, Base, case, hide_future, of_sizes
 
 FILE = os.path.join(tempfile.gettempdir(), f"mha_c_reader_{os.getpid()}.txt")
 MAPS, SWITCH, LAYERS = {}, {"causal": False}, []
@@ -82,7 +82,7 @@ def _sometimes_of_python(self, x, w):
 
 
 def _of_numpy(self, x, w):
-    return w * float(np.random.rand())
+    return w * float(np.random.rand())  # noqa: NPY002  the state that all share
 
 
 def _asserts(self, x, w):
@@ -120,7 +120,8 @@ EFFECTS = {
     "auxiliary_loss": _loss, "hook_on_weights": _hook, "retain_grad": _retain, "meter": _meter,
     "global_dict": lambda self, x, w: MAPS.__setitem__("layer", w.detach()),
     "global_list": lambda self, x, w: LAYERS.append(w.detach()),
-    "own_dict": lambda self, x, w: self.store.__setitem__("attn", w), "own_list": lambda self, x, w: self.kept.append(w),
+    "own_dict": lambda self, x, w: self.store.__setitem__("attn", w),
+    "own_list": lambda self, x, w: self.kept.append(w),
     "counter_in_a_list": lambda self, x, w: self.count.__setitem__(0, self.count[0] + 1),
     "deque": lambda self, x, w: self.last.append(w.detach().mean()),
     "attribute": lambda self, x, w: setattr(self, "attn", w),
@@ -289,7 +290,8 @@ SETTINGS = {  # {name: (attribute at first, reads, turns)}
     "enum": (Kind.PLAIN, lambda m: m.s is Kind.CAUSAL, lambda m: setattr(m, "s", Kind.CAUSAL)),
     "dataclass": (Settings(), lambda m: m.s.causal, lambda m: setattr(m.s, "causal", True)),
     "namespace": (types.SimpleNamespace(c=0), lambda m: m.s.c, lambda m: setattr(m.s, "c", 1)),
-    "deep_namespace": (types.SimpleNamespace(a=Settings()), lambda m: m.s.a.causal, lambda m: setattr(m.s.a, "causal", 1)),
+    "deep_namespace": (types.SimpleNamespace(a=Settings()), lambda m: m.s.a.causal, lambda m: setattr(m.s.a,
+    "causal", 1)),
     "getattr_of_namespace": (
         types.SimpleNamespace(), lambda m: getattr(m.s, "c", 0), lambda m: setattr(m.s, "c", 1)),
     "numpy_number": (np.float64(0), lambda m: m.s > 0, lambda m: setattr(m, "s", np.float64(1))),
@@ -425,9 +427,12 @@ def _sharper(x, *args, **named):
 
 
 for name, change, undo in (
-    ("forward_of_the_class", lambda m: setattr(Replaced, "forward", _other_forward), lambda m: _delete(Replaced, "forward")),
-    ("method_of_the_class", lambda m: setattr(Replaced, "scores", _other_scores), lambda m: setattr(Replaced, "scores", SCORES)),
-    ("code_of_a_method", lambda m: setattr(SCORES, "__code__", _other_scores.__code__), lambda m: setattr(SCORES, "__code__", CODE)),
+    ("forward_of_the_class", lambda m: setattr(Replaced, "forward", _other_forward), lambda m: _delete(Replaced,
+     "forward")),
+    ("method_of_the_class", lambda m: setattr(Replaced, "scores", _other_scores), lambda m: setattr(Replaced,
+     "scores", SCORES)),
+    ("code_of_a_method", lambda m: setattr(SCORES, "__code__", _other_scores.__code__), lambda m: setattr(SCORES,
+     "__code__", CODE)),
     ("forward_of_the_instance", lambda m: setattr(m, "forward", lambda x: x), lambda m: delattr(m, "forward")),
     ("method_of_the_instance", lambda m: setattr(m, "scores", lambda q, k: hide_future(q @ k.transpose(2, 3))),
      lambda m: delattr(m, "scores")),
@@ -435,13 +440,16 @@ for name, change, undo in (
      lambda m: setattr(nn.Linear, "forward", LINEAR_FORWARD)),
     ("functional_linear", lambda m: setattr(nn.functional, "linear", lambda *a: LINEAR(*a) * 2),
      lambda m: setattr(nn.functional, "linear", LINEAR)),
-    ("softmax_of_tensors", lambda m: setattr(torch.Tensor, "softmax", _sharper), lambda m: _delete(torch.Tensor, "softmax")),
+    ("softmax_of_tensors", lambda m: setattr(torch.Tensor, "softmax", _sharper), lambda m: _delete(torch.Tensor,
+     "softmax")),
     ("global_function", lambda m: Base.scores.__globals__["math"].__dict__.__setitem__("sqrt", lambda x: 1.0),
      lambda m: Base.scores.__globals__["math"].__dict__.__setitem__("sqrt", ROOT)),
-    ("hook", lambda m: setattr(m, "handle", m.q.register_forward_hook(lambda _, i, out: out * 2)), lambda m: m.handle.remove()),
+    ("hook", lambda m: setattr(m, "handle", m.q.register_forward_hook(lambda _, i, out: out * 2)),
+     lambda m: m.handle.remove()),
     ("pre_hook", lambda m: setattr(m, "handle", m.v.register_forward_pre_hook(lambda _, i: (i[0] * 2,))),
      lambda m: m.handle.remove()),
-    ("hook_around", lambda m: setattr(m, "handle", m.register_forward_hook(lambda _, i, out: out * 2)), lambda m: m.handle.remove()),
+    ("hook_around", lambda m: setattr(m, "handle", m.register_forward_hook(lambda _, i, out: out * 2)),
+     lambda m: m.handle.remove()),
     ("child", lambda m: setattr(m, "q", nn.Sequential(nn.Linear(32, 32), nn.Tanh())), lambda m: None),
     ("child_of_another_size", lambda m: setattr(m, "o", nn.Linear(32, 16)), lambda m: None),
     ("bias_removed", lambda m: setattr(m.k, "bias", None), lambda m: None),
@@ -456,63 +464,3 @@ for name, change, undo in (
 ):  # fmt: skip
     CASES[f"replaced_{name}"] = "I", Replaced, replaced(change, undo)
 ROOT = __import__("math").sqrt
-
-
-# --- J: what is added afterwards ---------------------------------------------------------------------------------------
-
-
-class Adds(Base):
-    tau = 1.0
-
-    def __init__(self):
-        super().__init__()
-        self.to_out, self.more, self.by_name = nn.Sequential(nn.Identity()), nn.ModuleList(), nn.ModuleDict()
-        self.register_buffer("attn_mask", None)
-        self.register_parameter("gate", None)
-        self.lora = None
-
-    def scores(self, q, k):
-        s = super().scores(q, k) / self.tau
-        s = s if self.attn_mask is None else s.masked_fill(self.attn_mask, -INF)
-        return hide_future(s) if hasattr(self, "sharp") else s
-
-    def forward(self, x):
-        x = x if self.lora is None else self.lora(x)
-        out = self.to_out(super().forward(x))
-        for each in self.more:
-            out = each(out)
-        if "extra" in self.by_name:
-            out = self.by_name["extra"](out)
-        adapter = getattr(self, "adapter", None)
-        out = out if adapter is None else adapter(out)
-        return out if self.gate is None else out * self.gate
-
-
-for name, change in {
-    "instance_attribute": lambda m: setattr(m, "tau", 3.0), "sharp": lambda m: setattr(m, "sharp", 1),
-    "adapter": lambda m: setattr(m, "adapter", nn.Linear(32, 32)),
-    "buffer": lambda m: setattr(m, "attn_mask", torch.ones(9, 9).triu(1).bool()),
-    "parameter": lambda m: setattr(m, "gate", nn.Parameter(torch.full((32,), 0.5))),
-    "register_module": lambda m: m.register_module("adapter", nn.Tanh()),
-    "sequential": lambda m: m.to_out.append(nn.Tanh()), "module_list": lambda m: m.more.append(nn.Tanh()),
-    "module_dict": lambda m: m.by_name.update({"extra": nn.Tanh()}), "lora": lambda m: setattr(m, "lora", nn.Linear(32, 32)),
-    "dict_write": lambda m: m.__dict__.update(tau=2.0), "double": lambda m: None,
-}.items():  # fmt: skip
-    CASES[f"added_{name}"] = "J", Adds, replaced(change)
-
-
-def pruned(m, see):
-    x = torch.randn(2, 9, 32)
-    see.thrice(m.eval(), x)
-    torch.manual_seed(3)
-    m.q, m.k, m.v = (nn.Linear(32, 24) for _ in range(3))
-    m.o = nn.Linear(24, 32)
-    see.thrice(m, x)
-
-
-class ByWidth(Base):
-    def heads(self, x):
-        return x.unflatten(-1, (-1, 8)).transpose(1, 2)
-
-
-case("J", pruned)(ByWidth)

@@ -89,7 +89,7 @@ def outside():
         name: len(x) for name, x in vars(nn.modules.module).items() if name.startswith("_global") and "hooks" in name
     }
     return (
-        random.getstate(), tuple(map(str, np.random.get_state())), torch.get_rng_state().tolist(),
+        random.getstate(), tuple(map(str, np.random.get_state())), torch.get_rng_state().tolist(),  # noqa: NPY002
         {name: n for name, n in hooks.items()}, torch.is_grad_enabled(), torch.get_num_threads(),
     )  # fmt: skip
 
@@ -111,7 +111,7 @@ def seen_of(script, module):
     """What the script sees with this module; random numbers start anew."""
     torch.manual_seed(1)
     random.seed(1)
-    np.random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
     see = See()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

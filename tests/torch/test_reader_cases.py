@@ -9,7 +9,9 @@ import torch
 
 import needs
 import reader_cases
+import reader_cases_added  # noqa: F401  its cases join the others
 import reader_cases_more
+import reader_cases_of_numbers  # noqa: F401
 from reader_cases import CASES, REGIMES, Base
 from reader_cases_more import EFFECTS, SETTINGS, Effect
 from reader_scripts import converted, played, seen_of, way

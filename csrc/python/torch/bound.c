@@ -62,24 +62,12 @@ library_at(const struct dl_phdr_info *info)
     }
     for (; entry != NULL && entry->d_tag != DT_NULL; entry++) {
         switch (entry->d_tag) {
-        case DT_SYMTAB:
-            lib.symbols = pointer(&lib, entry->d_un.d_ptr);
-            break;
-        case DT_STRTAB:
-            lib.strings = pointer(&lib, entry->d_un.d_ptr);
-            break;
-        case DT_JMPREL:
-            lib.tables[0].first = pointer(&lib, entry->d_un.d_ptr);
-            break;
-        case DT_PLTRELSZ:
-            lib.tables[0].bytes = entry->d_un.d_val;
-            break;
-        case DT_RELA:
-            lib.tables[1].first = pointer(&lib, entry->d_un.d_ptr);
-            break;
-        case DT_RELASZ:
-            lib.tables[1].bytes = entry->d_un.d_val;
-            break;
+        case DT_SYMTAB: lib.symbols = pointer(&lib, entry->d_un.d_ptr); break;
+        case DT_STRTAB: lib.strings = pointer(&lib, entry->d_un.d_ptr); break;
+        case DT_JMPREL: lib.tables[0].first = pointer(&lib, entry->d_un.d_ptr); break;
+        case DT_PLTRELSZ: lib.tables[0].bytes = entry->d_un.d_val; break;
+        case DT_RELA: lib.tables[1].first = pointer(&lib, entry->d_un.d_ptr); break;
+        case DT_RELASZ: lib.tables[1].bytes = entry->d_un.d_val; break;
         }
     }
     return lib;

@@ -46,7 +46,7 @@ def become_ours(module: nn.Module) -> bool:
 
 
 def _home(module: nn.Module) -> Optional[Any]:
-    """d2l's own module of any generation, which calls itself d2l, where the class and what it calls are its own text."""
+    """d2l's own module of any generation, which calls itself d2l, if the class and what it calls are its own text."""
     kind = type(module)
     home = sys.modules.get(kind.__module__)
     if kind.__name__ not in _KINDS or home is None or getattr(home, "d2l", None) is not home:

@@ -1,7 +1,7 @@
 """The class of a module that is read: the reader's own, but that its calls are read, and may be the core's.
 
-A module gets a class of its own, a subclass of the reader's under its name, which holds its State.  A module that is left
-gets the reader's class back.
+A module gets a class of its own, a subclass of the reader's under its name, which holds its State.  A module that is
+left gets the reader's class back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .._tensors import is_compiling
 from .candidates import next_to_read
 from .keys import key_of, nobody_looks
 from .layer import Given, Left, layer_of
-from .plans import REFUSED, Found, Plan, shapes_of
+from .plans import REFUSED, Found, Plan
 
 MOST_IN_A_ROW = 6  # readings without a call of the core between them: then calls go on being of new forms
 MOST_READINGS = 64  # of one module

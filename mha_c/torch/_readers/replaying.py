@@ -1,4 +1,4 @@
-"""A graph computed again, with other sizes or without dropout: the functions that the reader's lines asked torch for."""
+"""A graph computed again, with other sizes or without dropout: the functions that the reader asked torch for."""
 
 from __future__ import annotations
 
