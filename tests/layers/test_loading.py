@@ -20,9 +20,10 @@ MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "subprocess", "ctype
 LOADERS = {"load", "loads", "fromfile", "system", "popen", "unpickle"}
 # JSON is numbers and words; Windows is asked for the processors of this process, through a function of its own.
 HARMLESS = {"json.loads"}
-# The book with a line changed, which is our own text, and what a student gives to have it run.
-TEACHING = {f"teach/{name}.py: {runs}" for name in ("mistakes", "puzzles", "files") for runs in ("compile", "exec")}
-ALLOWED = {"config.py: ctypes"} | TEACHING
+# The book with a line changed, which is our own text, and what a student gives to have it run: in a process of its own,
+# where it is a file; with a line of it changed, where it is told what the line should be.
+RUN = {f"teach/{x}.py: {runs}" for x in ("mistakes", "puzzles", "files", "traces") for runs in ("compile", "exec")}
+ALLOWED = {"config.py: ctypes", "_verdict.py: subprocess", "teach/mending.py: compile"} | RUN
 
 
 def found_in(tree):

@@ -79,10 +79,8 @@ def _content(cell: CellType) -> Any:
 
 def function_parts(function: FunctionType) -> tuple[Any, ...]:
     """What a function runs with; its defaults are tuples, and one that was replaced is another."""
-    keywords = function.__kwdefaults__
-    return _Parts(
-        (function.__code__, function.__defaults__, keywords and tuple(keywords.items()), function.__closure__)
-    )
+    code, keywords = function.__code__, function.__kwdefaults__
+    return _Parts((code, function.__defaults__, keywords and tuple(keywords.items()), function.__closure__))
 
 
 class _Parts(tuple):  # type: ignore[type-arg]
