@@ -322,7 +322,7 @@ class CausalAttention(RotatesHeads):
     def _projecting(self, states: States) -> tuple[Any, ...]:
         return (states["W_qkv"],)
 
-    @overload
+    @overload  # type: ignore[override]  # of one input
     def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...
     @overload
     def backward(self, grad_output: Any) -> Any: ...

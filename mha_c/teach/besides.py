@@ -184,7 +184,7 @@ def _of_gradients(run: Run) -> Iterator[Found]:
 
 
 def _of_one_head(run: Run) -> Iterator[Found]:
-    layer = run.student.layers.at(run.probes[-1]) if run.student.layers is not None else None
+    layer: Any = run.student.layers.at(run.probes[-1]) if run.student.layers is not None else None
     for part in layer.modules() if callable(getattr(layer, "modules", None)) else ():
         if type(part).__name__ == "ModuleList" and len(part) > 1 and len({id(x) for x in part}) < len(part):
             yield "shared_heads", say("shared_heads")

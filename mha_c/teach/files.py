@@ -275,6 +275,6 @@ def _judged(module: ModuleType, name: str, kind: Optional[str], options: dict[st
     ended = [id for id in ("exits", "internal", "not_judged") if answer.mistakes == [id]]
     if not ended:
         return Judged(name, _kind(mine, kind), answer)
-    path, error = Path(str(module.__file__)), answer.error
-    line = _place(path, traceback.extract_tb(error.__traceback__))[0] if error else None
+    path, raised = Path(str(module.__file__)), answer.error
+    line = _place(path, traceback.extract_tb(raised.__traceback__))[0] if raised else None
     return Judged(name, None, None, Problem(ended[0], str(answer), line))

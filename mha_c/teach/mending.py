@@ -149,7 +149,11 @@ def _edits(source: str, number: int, theirs: FunctionType) -> Iterator[_Edit]:
 
 
 def _edit(node: Any, text: str) -> _Edit:
-    return _Edit(node.col_offset, node.end_col_offset, text)
+    return _Edit(node.col_offset, _end(node), text)
+
+
+def _end(node: Any) -> int:
+    return node.end_col_offset
 
 
 def _number(node: Any) -> Any:
@@ -202,10 +206,8 @@ def _inversions(node: Any) -> Iterator[_Edit]:
         yield _edit(node, ast.unparse(node.operand))
     if isinstance(node, ast.Call) and _called(node) in ("masked_fill", "masked_fill_", "where") and node.args:
         if len(node.args) == 3:
-            yield _Edit(
-                node.args[1].col_offset, node.args[2].end_col_offset,
-                f"{ast.unparse(node.args[2])}, {ast.unparse(node.args[1])}",
-            )  # fmt: skip
+            one, two = node.args[1:]
+            yield _Edit(one.col_offset, _end(two), f"{ast.unparse(two)}, {ast.unparse(one)}")
         if isinstance(node.args[0], ast.Name):
             yield _edit(node.args[0], f"~{node.args[0].id}")
 
@@ -224,7 +226,7 @@ def _calls(node: Any) -> Iterator[_Edit]:
     if isinstance(node, ast.Call):
         other = _NAMES.get(_called(node))
         if other and isinstance(node.func, ast.Attribute):
-            yield _Edit(node.func.end_col_offset - len(node.func.attr), node.func.end_col_offset, other)
+            yield _Edit(_end(node.func) - len(node.func.attr), _end(node.func), other)
         if len(node.args) == 1 and isinstance(node.func, ast.Name):
             yield _edit(node, ast.unparse(node.args[0]))
         if _called(node) in ("view", "reshape") and len(node.args) > 3:
@@ -269,7 +271,7 @@ def _orders(node: Any) -> Iterator[_Edit]:
         for i, j in itertools.combinations(range(len(items)), 2) if len(items) < 5 else ():
             new = [*items]
             new[i], new[j] = new[j], new[i]
-            yield _Edit(items[0].col_offset, items[-1].end_col_offset, ", ".join(map(ast.unparse, new)))
+            yield _Edit(items[0].col_offset, _end(items[-1]), ", ".join(map(ast.unparse, new)))
 
 
 def _names_of(theirs: FunctionType) -> list[str]:

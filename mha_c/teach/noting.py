@@ -170,7 +170,7 @@ def _arrays(found: Any) -> Iterator[Any]:
 # ---- NumPy -----------------------------------------------------------------------------------------------------------
 
 
-class Noted(np.ndarray):  # type: ignore[type-arg]
+class Noted(np.ndarray):
     """An array that notes what is made of it."""
 
     _trace: Any = None

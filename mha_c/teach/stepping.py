@@ -192,7 +192,8 @@ def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:
     corner, *others = (None,) if options is None else options
     if any(x is not None for x in others):
         raise ValueError(f"{player} draws lengths and causal masks; this {name} was called with keep_mask or bias")
-    return *inputs, causal_lengths(corner or False, *inputs[:2], valid_lens)  # type: ignore[return-value]
+    queries, keys, values = inputs
+    return queries, keys, values, causal_lengths(corner or False, queries, keys, valid_lens)
 
 
 def mask(scores: Array, lengths: NDArray[np.int64]) -> Array:

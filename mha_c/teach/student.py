@@ -245,8 +245,8 @@ class Student:
     def precision(self) -> str:
         """Of the tensors that it takes: that of its weights, else torch's default."""
         torch: Any = sys.modules.get("torch")
-        layer = self.layers.first if self.layers is not None else None
-        held = next(iter(layer.parameters()), None) if callable(getattr(layer, "parameters", None)) else None
+        layer: Any = self.layers.first if self.layers is not None else None
+        held: Any = next(iter(layer.parameters()), None) if callable(getattr(layer, "parameters", None)) else None
         types = [held.dtype] if is_tensor(held) else [torch.get_default_dtype()] if torch else []
         return next((str(each).replace("torch.", "") for each in types if each.is_floating_point), "float32")
 
@@ -349,7 +349,8 @@ class Student:
     def _needed(self, theirs: str, role: str, part: Inputs) -> Any:
         """What an argument without a default gets that is no input of the book's function."""
         if role == "size":
-            wide = part["W_q"].shape[1] if "W_q" in part else part.get("queries", part.get("X")).shape[-1]
+            rows: Any = part.get("queries", part.get("X"))
+            wide = part["W_q"].shape[1] if "W_q" in part else rows.shape[-1]
             name = size_of(theirs)
             whole = name in ("num_hiddens", "query_size") or "model" in theirs
             return 64 if name == "max_len" else wide if whole else wide // part.get("num_heads", 1)

@@ -126,7 +126,7 @@ def _others(one: Run, inputs: Inputs) -> Iterator[Any]:
         yield mask[:, None] if one.student.kind == "grouped" else mask
 
 
-def _refuses(error: Exception) -> bool:
+def _refuses(error: BaseException) -> bool:
     """Whether it says itself that it does not take both, or torch does."""
     line = own_line(error)
     return line == said("the call") or any(f": {word}" in line for word in ("raise", "assert"))

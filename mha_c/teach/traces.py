@@ -196,8 +196,8 @@ def otherwise(books: Sequence[Any], right: Sequence[Trace], inputs: Inputs) -> I
             d = inputs["keys"].shape[-1]
             yield from (inputs["keys"] / np.sqrt(d), inputs["keys"] / d**0.25)
         if "W_q" in inputs:
-            given = [inputs.get(name, inputs.get("X")) for name in ("queries", "keys", "values")]
-            weights = [inputs.get(name) for name in ("W_q", "W_k", "W_v")]
+            given: list[Any] = [inputs.get(name, inputs.get("X")) for name in ("queries", "keys", "values")]
+            weights: list[Any] = [inputs.get(name) for name in ("W_q", "W_k", "W_v")]
             if all(w is not None for w in weights):
                 made = [x @ w for x, w in zip(given, weights)]
                 size = weights[0].shape[1] / inputs.get("num_heads", 1)

@@ -112,7 +112,7 @@ class DecodingModule(ShowsWeights):
         """The layer's parameters with queries, keys and values in their places."""
         return parameters
 
-    def _check_looks_back(self) -> None:
+    def _check_looks_back(self, causal: Causal = None) -> Any:
         """ValueError if a step of this layer may see later ones."""
 
     def _head_counts(self) -> Any:
@@ -135,7 +135,8 @@ class DecodingModule(ShowsWeights):
     def _checked_masks(self, masks: Any, sizes: Any) -> tuple[Optional[Tensor], Optional[Tensor]]:
         """keep_mask and bias of a call, checked, of rank 2 or 4; sizes: (B, Q, K)."""
         heads = pair(self._head_counts())[0] if self._by_head else None
-        return masks_of(*masks, sizes, heads)
+        keep_mask, bias = masks
+        return masks_of(keep_mask, bias, sizes, heads)
 
     def _with_checked_masks(self, inputs: Any, asked: Asked) -> Asked:
         if asked.keep_mask is asked.bias is None:
@@ -298,8 +299,9 @@ class AttentionModule(DecodingModule, Viewable):
             asked = asked._replace(valid_lens=lens)
         inputs = queries, keys, values
         if plain:
-            inputs = checked_inputs(type(self).__name__, *inputs, asked.valid_lens)
-            materialize(self, *inputs, asked.valid_lens if cache is None else None, projected)
+            inputs = checked_inputs(type(self).__name__, queries, keys, values, asked.valid_lens)
+            queries, keys, values = inputs
+            materialize(self, queries, keys, values, asked.valid_lens if cache is None else None, projected)
         if cache is not None:
             steps, asked = Steps.of(self, cache, inputs, asked), Asked(training=asked.training)
         else:

@@ -259,7 +259,7 @@ class GQAAttention(RotatesHeads):
         W_v: nn.Linear
         W_o: nn.Linear
 
-        def __call__(
+        def __call__(  # type: ignore[override]  # the model's mode alone says whether it trains
             self, queries: Tensor, keys: Any, values: Any = None, valid_lens: Any = None, *,
             causal: Causal = None, keep_mask: Any = None, bias: Optional[Tensor] = None,
             cache: Optional[KeyValueCache] = None,
@@ -337,7 +337,7 @@ class CausalAttention(RotatesHeads):
         named = {"keep_mask": asked.keep_mask, "bias": asked.bias, "cache": cache, "valid_lens": asked.valid_lens}
         return leaf_of_a_graph(self, inputs[:1], **named)
 
-    def _explained(
+    def _explained(  # type: ignore[override]  # of one input
         self, X: Any = None, *others: Any, causal: Any = True, cache: Any = None, valid_lens: Any = None, **masks: Any
     ) -> dict[str, Any]:
         of_numpy.check_is_causal(causal)
@@ -363,7 +363,7 @@ class CausalAttention(RotatesHeads):
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any
 
-        def __call__(
+        def __call__(  # type: ignore[override]  # of one input
             self, X: Tensor, *others: Any, causal: Causal = True, keep_mask: Any = None, bias: Optional[Tensor] = None,
             cache: Optional[KeyValueCache] = None, valid_lens: Any = None,
         ) -> Tensor: ...  # fmt: skip

@@ -74,8 +74,8 @@ class Parts(NamedTuple):
 
         Packed weights are of the parameters' type.
         """
-        found = {x.dtype for x in (*inputs, *self.parameters, options.bias) if x is not None}
-        if len(found) == 1 and found.issubset(FLOATS):
+        types = {x.dtype for x in (*inputs, *self.parameters, options.bias) if x is not None}
+        if len(types) == 1 and types.issubset(FLOATS):
             return self, inputs, options
         queries, keys, values = inputs
         named = {"queries": queries, "keys": keys, "values": values, "bias": options.bias}

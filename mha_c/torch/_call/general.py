@@ -120,7 +120,7 @@ def by_the_book(layer: Any, inputs: Any, asked: Asked, projected: bool = False, 
         layer.__dict__["_last"] = None  # perhaps assigned
     if steps is None and asked.causal is not False:  # the lines have lengths; a sequence that is spread has its own
         of_causal = getattr(layer._inner(), "lengths_of_causal", lengths_of_causal)
-        lens = of_causal(asked.causal, *inputs[:2], asked.valid_lens)
+        lens = of_causal(asked.causal, inputs[0], inputs[1], asked.valid_lens)
         asked = asked._replace(valid_lens=lens, causal=False)
     if is_compiling():
         return layer._lines(inputs, asked, projected)
@@ -130,7 +130,7 @@ def by_the_book(layer: Any, inputs: Any, asked: Asked, projected: bool = False, 
         if not steps.in_order():
             return _one_by_one(layer, inputs, asked, steps)
         seen = steps.appended(*_rows(layer, inputs))
-        asked = Asked(seen.valid_lens, *seen.masks, training=asked.training)
+        asked = Asked(seen.valid_lens, seen.masks[0], seen.masks[1], training=asked.training)
         out = layer._lines((inputs[0], seen.keys, seen.values), asked, True)
         inner = layer._inner()
         if seen.steps is not None and isinstance(getattr(inner, "attention_weights", None), Tensor):
@@ -139,7 +139,8 @@ def by_the_book(layer: Any, inputs: Any, asked: Asked, projected: bool = False, 
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         if steps is None and calls.is_of_a_library(error):
             lens = asked.valid_lens if hasattr(layer._inner(), "_layout") else None
-            inputs = checked_inputs(type(layer).__name__, *inputs, lens)
+            queries, keys, values = inputs
+            inputs = checked_inputs(type(layer).__name__, queries, keys, values, lens)
             check_call(layer, children_of(layer, projected), inputs, asked._replace(valid_lens=lens))
         raise
 
@@ -177,7 +178,7 @@ def by_torch(layer: Any, inputs: Any, asked: Asked, projected: bool, steps: Any 
         seen = steps.appended(*_rows(layer, inputs))
         keys, values = seen[:2]
         projected, children = True, children_of(layer, True)
-        asked = Asked(seen.valid_lens, *seen.masks, training=asked.training)
+        asked = Asked(seen.valid_lens, seen.masks[0], seen.masks[1], training=asked.training)
         call = call._replace(valid_lens=seen.valid_lens, causal=None, empty_rows="zero")
     inputs, weights = (queries, keys, values), [x for W in children.values() for x in W.parameters()]
     if looked_at(*inputs, *weights):
@@ -261,7 +262,7 @@ def of_heads(layer: Any, inputs: Any, asked: Asked, projected: bool, steps: Any 
         layer.__dict__["_last"] = None  # nobody has seen its weights
         out = layer._by_own_function(q, k, v, call, asked.masks)
     else:
-        visible = visible_to_exporters(call, *inputs[:2], asked.keep_mask)
+        visible = visible_to_exporters(call, inputs[0], inputs[1], asked.keep_mask)
         out = kept(layer, call, AttentionTensors(q, k, v, None, *asked.masks), (False, False), seen, visible)
     joined: Tensor = layer.W_o(formulas.join_heads(out))
     return joined

@@ -56,7 +56,8 @@ class Words(NamedTuple):
     def options(self, masks: Any, n_rows: int, dtype: torch.dtype) -> Options:
         turn = turn_for_core(0, n_rows, self.turns, dtype) if self.turns else None
         rows = tuple(zip(self.rows[::2], self.rows[1::2])) or None
-        return Options(self.causal or None, *masks, turn, rows)
+        keep_mask, bias = masks
+        return Options(self.causal or None, keep_mask, bias, turn, rows)
 
     def call(self, valid_lens: Any, seed: Any, options: Options) -> LayerCall:
         heads: Any = self.num_heads if self.num_heads == self.num_kv_heads else (self.num_heads, self.num_kv_heads)
@@ -114,9 +115,9 @@ class _Call(NamedTuple):
 
 
 def _layer(*arguments: Any) -> tuple[Tensor, ...]:
-    queries, keys, values, valid_lens, parameters, (_, *options, given) = _Call.of(arguments)
+    queries, keys, values, valid_lens, parameters, call = _Call.of(arguments)
     out, tape = layer_forward(
-        queries, keys, values, lengths(valid_lens), parameters, parameters.w_v, *options, True, given
+        queries, keys, values, lengths(valid_lens), parameters, parameters.w_v, *call[1:5], True, call.options
     )
     kept = Kept._make(tape)
     q, k = None if parameters.W_q is None else kept.q, None if parameters.W_k is None else kept.k
@@ -145,15 +146,15 @@ def _layer_fake(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tape, needs = rest[:N_TAPE], rest[-1]
-    queries, keys, values, valid_lens, parameters, (_, *options, given) = _Call.of(rest[N_TAPE:-1])
+    queries, keys, values, valid_lens, parameters, call = _Call.of(rest[N_TAPE:-1])
     *projected, context, row_max, row_sum, lens = (x.detach().numpy() for x in tape)
     q, k, v = (None if W is None else x for x, W in zip(projected, parameters))
     lens = None if valid_lens is None else lens
     kept = for_backward(q, k, row_max, row_sum, lens, v, context)
-    has_bias = given.bias is not None
+    has_bias = call.options is not None and call.options.bias is not None
     grads = layer_backward(
-        without_subclass(grad_out), kept, queries, keys, values, lens, parameters, parameters.w_v, *options,
-        tuple(needs if has_bias else needs[:-1]), False, given,
+        without_subclass(grad_out), kept, queries, keys, values, lens, parameters, parameters.w_v, *call[1:5],
+        tuple(needs if has_bias else needs[:-1]), False, call.options,
     )  # fmt: skip
     grads = grads if has_bias else (*grads, None)
     return tuple(queries.new_empty(0) if grad is None else grad for grad in grads)

@@ -58,7 +58,7 @@ class Parameters(NamedTuple):
     def apart(self, rows: Any) -> Parameters:
         """With W_q, W_k and W_v by themselves, which have these rows of a joint weight."""
         found = [x if x is None else _taken(x, some) for x, some in zip((*self[:3], *self[4:7]), (*rows, *rows))]
-        return Parameters(*found[:3], self.W_o, *found[3:], self.b_o, self.w_v)
+        return Parameters(*(*found[:3], self.W_o, *found[3:], self.b_o, self.w_v))
 
     def for_projected(self) -> Parameters:
         """Those of a call whose keys and values have been through W_k and W_v already."""

@@ -216,8 +216,9 @@ class Steps(NamedTuple):
         for i in range(self.n_steps):
             counts = 1 if isinstance(self.counts, int) else (self.counts > i).astype(np.int64)
             after = caches.most(self.cache._steps + counts)
-            masks = tuple(x if x is None else _row(x, i)[..., :after] for x in self.masks)
-            yield self._replace(n_steps=1, counts=counts, masks=masks), tuple(x[:, i : i + 1] for x in inputs)
+            keep_mask, bias = (x if x is None else _row(x, i)[..., :after] for x in self.masks)
+            one = self._replace(n_steps=1, counts=counts, masks=(keep_mask, bias))
+            yield one, tuple(x[:, i : i + 1] for x in inputs)
 
     def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
@@ -252,8 +253,8 @@ class Steps(NamedTuple):
         w_v = None if parameters.w_v is None else array(parameters.w_v)[0].copy()  # for weights that are read later
         turn = self.module._turn(cache._steps, self.n_steps, inputs[0].dtype)
         arrays = [array(x) for x in inputs]
-        layer, masks = rolling.Layer(weights, w_v, self.num_heads, turn), tuple(map(optional_array, self.masks))
-        out, kept = rolling.attend(cache, arrays, layer, self.counts, masks)
+        layer, (keep_mask, bias) = rolling.Layer(weights, w_v, self.num_heads, turn), map(optional_array, self.masks)
+        out, kept = rolling.attend(cache, arrays, layer, self.counts, (keep_mask, bias))
         cache._keep(held, after)
         return torch.from_numpy(out), OfSteps(kept)
 

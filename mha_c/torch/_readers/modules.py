@@ -326,10 +326,13 @@ def _as_own(self: Any, function: Any) -> Any:
         self.__class__ = made
 
 
+_NEW_OBJECT = getattr(copyreg, "__newobj__")  # noqa: B009 - which typeshed has not
+
+
 def _reduced(self: Any, protocol: Any) -> Any:
     """A pickle holds the reader's own class."""
     found = _as_own(self, lambda: self.__reduce_ex__(protocol))
-    if isinstance(found, tuple) and found[0] is copyreg.__newobj__:  # which wants the class that the module has now
+    if isinstance(found, tuple) and found[0] is _NEW_OBJECT:  # which wants the class that the module has now
         return (object.__new__, *found[1:])
     return found
 

@@ -20,7 +20,9 @@ class Ahead:
 
     def values(self) -> tuple[Optional[Operand], Optional[Value], Optional[Node], list[Node]]:
         """(values, what was mixed, the dropout, nodes on the way); Nones where weights meet no values."""
-        value, view, drop, path = self.weights, self.finder.views.whole(self.weights), None, []
+        value, view = self.weights, self.finder.views.whole(self.weights)
+        drop: Any = None
+        path: list[Node] = []
         letters = [list(place) for place in self.places]
         stack = [(value, view, drop, path)]
         changed: Optional[Node] = None

@@ -159,7 +159,8 @@ class _Finder:
 
     def _steps(self, back: Back, places: list[Any], factor: float, queries: Operand, keys: Operand) -> Any:
         later: Any = 1.0
-        softcap, masks, sinks = None, [], None
+        softcap, sinks = None, None
+        masks: list[Any] = []
         for step, place in zip(back.steps[::-1], places[::-1]):
             if step.kind == "scale":
                 later = times(later, step.what)
@@ -244,7 +245,7 @@ class _Finder:
         along = features_view.axes
         if len(atoms) != 1 or len(along[atoms[0].axis or 0]) != 1:
             raise Unclear("the softmax does not go over keys", node)
-        key_axis = along[atoms[0].axis][0].axis  # type: ignore[index]
+        key_axis: Any = along[atoms[0].axis][0].axis  # type: ignore[index]
         a, b = made.values()[:2]
         sides = []
         for x in (a, b):

@@ -10,6 +10,7 @@ import operator
 import os
 import sys
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ TAKE_SIZES = frozenset((math.log, math.log2, math.log10, math.isqrt, math.gcd, m
                          math.ldexp, math.fsum, math.hypot, math.dist, math.pow, math.fmod, math.copysign,
                          range, slice, itertools.islice, itertools.repeat, itertools.count, bytes,
                          bytearray))  # fmt: skip
-KINDS = (
+KINDS: tuple[Any, ...] = (
     str, bytes, tuple, int, float, complex, range, dict, list, set, frozenset, slice, collections.deque, type, property,
     type(dict().keys()), type(dict().values()), type(dict().items()), type(iter(())), type(_ for _ in ()),
     MethodType, FunctionType,
@@ -117,7 +118,7 @@ def is_standard(file: str) -> bool:
     return found
 
 
-ITERATORS = (
+ITERATORS: tuple[Any, ...] = (
     type(iter([])),
     type(iter({})),
     type(iter("")),

@@ -223,7 +223,7 @@ def rows_of(view: View, out_axis: int, picked: list[int]) -> Optional[Rows]:
     rank = len(view.source.shape)
     if len(atoms) > 1 or any(atom.stride.formulas or atom.axis is None for atom in atoms):
         return None
-    axis = atoms[0].axis if atoms else out_axis
+    axis: Any = atoms[0].axis if atoms else out_axis
     start, stride = view.offsets.get(axis, 0), atoms[0].stride.number if atoms else 1
     rows: Any = [start + stride * i for i in picked]
     step = rows[1] - rows[0] if len(rows) > 1 else 1

@@ -350,6 +350,7 @@ class _Ending:
 
     def _in_a_class(self, code: Any) -> bool:
         """Whether it is a method of a class that is kept."""
+        name = code.co_name
         for kind in [x for x in self.settings._things.values() if isinstance(x, type)]:
             for value in list(vars(kind).values()):
                 inner = (
@@ -359,7 +360,7 @@ class _Ending:
                     or value
                 )
                 if getattr(inner, "__code__", None) is code:
-                    self.settings.meet(inner, code.co_name)
+                    self.settings.meet(inner, name)
                     return True
         return False
 

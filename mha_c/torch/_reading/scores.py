@@ -179,7 +179,7 @@ class Walk:
         method = getattr(self, f"_of_{name.strip('_')}", None)
         if method is None:
             raise Unclear(f"scores go through {name} before the softmax", node)
-        return method(node, loose)  # type: ignore[no-any-return]
+        return method(node, loose)
 
     def _lead(self, node: Node, loose: bool) -> tuple[Value, Any, bool]:
         """(the scores among two arguments, the other, whether scores come first)."""

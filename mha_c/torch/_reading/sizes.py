@@ -225,4 +225,4 @@ def _as_float(self: Size) -> float:
     return float(plain(self))
 
 
-Size.__float__ = _as_float  # type: ignore[method-assign]
+Size.__float__ = _as_float  # type: ignore[method-assign, assignment]

@@ -179,10 +179,10 @@ def said_by_contents(tensor: Any) -> Optional[Said]:
         return None
     table = tensor.reshape([tensor.shape[i] for i in long])
     if not long:
-        return table.item()  # type: ignore[no-any-return]
+        return table.item()
     first = table[(0,) * len(long)].item()
     if bool((table == first).all()):
-        return first  # type: ignore[no-any-return]
+        return first
     if len(long) == 1:
         step = table[1].item() - first
         if table.dtype is not torch.bool and bool((table == torch.arange(len(table)) * step + first).all()):
@@ -194,7 +194,8 @@ def said_by_contents(tensor: Any) -> Optional[Said]:
     values = sorted(set(numbers))
     if len(values) != 2:
         return None
-    spans, low = [], 1 - table.shape[0]
+    spans: list[Any] = []
+    low = 1 - table.shape[0]
     for i, number in enumerate(numbers):
         if number == values[1]:
             if spans and spans[-1][1] == low + i - 1:
@@ -212,7 +213,7 @@ def _each(said: Any, function: Callable[..., Any]) -> Optional[Said]:
     try:
         if isinstance(said, Pick):
             return said._replace(inside=function(said.inside), outside=function(said.outside))
-        return function(said)  # type: ignore[no-any-return]
+        return function(said)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         return None
 
@@ -238,7 +239,7 @@ def _both(a: Any, b: Any, function: Callable[..., Any]) -> Optional[Said]:
     )  # fmt: skip
     values = list(dict.fromkeys(value for band, value in results if band.spans))
     if len(values) == 1:
-        return values[0]  # type: ignore[no-any-return]
+        return values[0]
     if len(values) != 2:
         return None
     inside = Band(a.band.row, a.band.column, ())
@@ -334,7 +335,13 @@ def _compared(name: str, a: Linear, b: Linear) -> Optional[Said]:
     if y < 0:  # turn it: column - row + number
         name = _TURNED[name]
     at = -int(difference.number) * (1 if y > 0 else -1)  # column - row compared with this
-    spans = {"lt": [(-INF, at - 1)], "le": [(-INF, at)], "gt": [(at + 1, INF)], "ge": [(at, INF)], "eq": [(at, at)]}
+    spans: dict[str, list[tuple[float, float]]] = {
+        "lt": [(-INF, at - 1)],
+        "le": [(-INF, at)],
+        "gt": [(at + 1, INF)],
+        "ge": [(at, INF)],
+        "eq": [(at, at)],
+    }
     if name == "ne":
         return Pick(Band(row, column, ((at, at),)), False, True)
     return Pick(Band(row, column, tuple(spans[name])), True, False)

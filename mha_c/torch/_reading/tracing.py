@@ -407,7 +407,7 @@ class Tracer:
                 "functools",
             )
             known = known or (
-                type(owner).__flags__ & (1 << 9) and name in ("__init__", "__init_subclass__", "__enter__")
+                bool(type(owner).__flags__ & (1 << 9)) and name in ("__init__", "__init_subclass__", "__enter__")
             )
             if name in CHANGE:  # of a reader's subclass of list or dict
                 self.changed.append((owner, self.line_of(frame), f"{name}()"))

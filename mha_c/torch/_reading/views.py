@@ -231,7 +231,7 @@ class Views:
             found.append(tuple(group))
         if atoms:
             raise Mixes(node)
-        return tuple(map(merged, found))
+        return tuple(merged([*group]) for group in found)
 
     def _expanded(self, axes: Any, before: Any, after: Any) -> tuple[tuple[Atom, ...], ...]:
         new = len(after) - len(before)
@@ -260,7 +260,7 @@ class Views:
         """A piece of an axis."""
         atoms = view.axes[axis]
         if len(atoms) == 1:
-            pieces = (Atom(atoms[0].axis, size, atoms[0].stride.times(Product(step))),)
+            pieces: tuple[Atom, ...] = (Atom(atoms[0].axis, size, atoms[0].stride.times(Product(step))),)
             first = atoms[0]
             whole = start
         elif len(atoms) > 1 and step == 1:
