@@ -184,9 +184,7 @@ def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:
         raise ValueError(
             f"{player}: this {name} was not called yet: call it, or give {player} queries, keys and values"
         )
-    if (
-        not isinstance(last, tuple) or len(last) != 7
-    ):  # torch's layers, copies, calls with a cache or in other processes
+    if not isinstance(last, tuple) or len(last) != 7:  # torch's layers, copies, calls with a cache, other processes
         raise ValueError(f"{player}: this {name} has not kept what it was called with: give {player} the same arrays")
     *inputs, valid_lens, options = last[2:]
     corner, *others = (None,) if options is None else options

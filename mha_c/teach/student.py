@@ -349,8 +349,7 @@ class Student:
     def _needed(self, theirs: str, role: str, part: Inputs) -> Any:
         """What an argument without a default gets that is no input of the book's function."""
         if role == "size":
-            rows: Any = part.get("queries", part.get("X"))
-            wide = part["W_q"].shape[1] if "W_q" in part else rows.shape[-1]
+            wide = part["W_q"].shape[1] if "W_q" in part else part["queries" if "queries" in part else "X"].shape[-1]
             name = size_of(theirs)
             whole = name in ("num_hiddens", "query_size") or "model" in theirs
             return 64 if name == "max_len" else wide if whole else wide // part.get("num_heads", 1)
