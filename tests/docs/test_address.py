@@ -33,8 +33,10 @@ def test_one_word_stands_for_the_address_everywhere():
 def test_make_address_fills_it_in(tmp_path):
     """On a copy: pages, notebooks, the playground's last page, CITATION and the links of the package index."""
     needs.module("setuptools")
+    # What Python compiles beside us comes into being under a name that is gone when it is copied.
+    without = shutil.ignore_patterns("*.so", "*.svg", "*.png", "__pycache__")
     for name in ("docs", "examples", "benchmarks", "tools", "mha_c"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "*.svg", "*.png"))
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=without)
     for path in (p for p in ROOT.iterdir() if p.is_file()):
         shutil.copy(path, tmp_path)
     make = ["make", "address", f"PYTHON={sys.executable}"]
