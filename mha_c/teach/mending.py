@@ -242,7 +242,9 @@ def _numbers_beside(node: Any) -> Iterator[_Edit]:
     n = _number(node)
     if n is not None and not isinstance(n, bool):
         yield from (_edit(node, str(n + step)) for step in (-1, 1))
-        yield from (_edit(node, str(x)) for x in (2, 10000, 0, 1) if x not in (n, n - 1, n + 1))
+        # 10000 is a base of angles: as the end of a slice it would be right, too, and say nothing.
+        others = (10000,) if abs(n) >= 100 else (2, 0, 1)
+        yield from (_edit(node, str(x)) for x in others if x not in (n, n - 1, n + 1))
 
 
 def _symbols(node: Any) -> Iterator[_Edit]:
@@ -254,7 +256,9 @@ def _symbols(node: Any) -> Iterator[_Edit]:
 
 
 def _without(node: Any) -> Iterator[_Edit]:
-    """One side of an operation alone; a method's object alone."""
+    """One side of an operation alone; a method's object alone; a slice without its end."""
+    if isinstance(node, ast.Slice) and node.upper is not None and node.step is None:
+        yield _edit(node, f"{ast.unparse(node.lower) if node.lower is not None else ''}:")
     if isinstance(node, ast.BinOp):
         yield from (_edit(node, ast.unparse(x)) for x in (node.left, node.right))
     if isinstance(node, ast.Call):

@@ -108,9 +108,9 @@ def changed(form: str, mistakes: Sequence[Mistake], number: int) -> list[Change]
 
 
 def telling(run: Run, form: str) -> Optional[Inputs]:
-    """The largest probe that differs and raises no error, in one call."""
+    """The largest probe that differs and raises no error, in one call; one without NaN, if there is any."""
     made = function(form)
-    order = sorted(range(len(run.probes)), key=lambda i: (_unclear(run.probes[i]), -i))
+    order = sorted(range(len(run.probes)), key=lambda i: (_is_nan(run.outcomes[i]), _unclear(run.probes[i]), -i))
     for number in order:
         outcome = run.outcomes[number]
         if outcome.error is None and not equal(outcome, output(made, run.probes[number])):
@@ -118,6 +118,11 @@ def telling(run: Run, form: str) -> Optional[Inputs]:
                 if not equal(run.student(inputs, run.way, run.asked), output(made, inputs)):
                     return inputs
     return None
+
+
+def _is_nan(outcome: Any) -> bool:
+    """Whether its result has NaN, which tells neither what a mask means nor where it came from."""
+    return outcome.output is not None and bool(np.isnan(outcome.output).any())
 
 
 def _unclear(inputs: Inputs) -> int:

@@ -1,0 +1,134 @@
+"""check quotes the student's own line, and what it should be: that was tried, so the file with it is right."""
+
+import json
+
+import pytest
+
+import needs
+
+NUMPY = """
+import numpy as np
+
+
+def softmax(x, axis=-1):
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return e / np.sum(e, axis=axis, keepdims=True)
+
+
+def make_mask(lens, keys):
+    lens = np.asarray(lens)
+    if lens.ndim == 1:
+        lens = lens[:, None]
+    return np.arange(keys)[None, None, :] < lens[:, :, None]
+
+
+def scaled_dot_product(Q, K, V, valid_lens=None):
+    scores = np.einsum("bqd,bkd->bqk", Q, K)
+    scores = scores / K.shape[-1] ** 0.5
+    if valid_lens is not None:
+        scores = np.where(make_mask(valid_lens, K.shape[1]), scores, -np.inf)
+    weights = softmax(scores, axis=-1)
+    return np.einsum("bqk,bkd->bqd", weights, V)
+"""
+TORCH = """
+import math
+import torch
+from torch import nn
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, num_hiddens, num_heads, dropout=0.0, bias=False):
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_q = nn.Linear(num_hiddens, num_hiddens, bias=bias)
+        self.W_k = nn.Linear(num_hiddens, num_hiddens, bias=bias)
+        self.W_v = nn.Linear(num_hiddens, num_hiddens, bias=bias)
+        self.W_o = nn.Linear(num_hiddens, num_hiddens, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def split(self, x):
+        b, t, d = x.shape
+        return x.view(b, t, self.num_heads, d // self.num_heads).transpose(1, 2)
+
+    def forward(self, queries, keys, values, mask=None):
+        q = self.split(self.W_q(queries))
+        k = self.split(self.W_k(keys))
+        v = self.split(self.W_v(values))
+        scores = q @ k.transpose(-2, -1)
+        scores = scores / math.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, float("-inf"))
+        weights = self.dropout(torch.softmax(scores, dim=-1))
+        out = weights @ v
+        b, h, t, d = out.shape
+        out = out.transpose(1, 2).reshape(b, t, h * d)
+        return self.W_o(out)
+"""
+# (id, the right text, the text with the slip): the slip's own line is to be quoted.
+IN_NUMPY = [
+    ("scale_d", "K.shape[-1] ** 0.5", "K.shape[-1]"),
+    ("scale_inverted", "scores / K.shape[-1] ** 0.5", "scores * K.shape[-1] ** 0.5"),
+    ("softmax_axis", "softmax(scores, axis=-1)", "softmax(scores, axis=1)"),
+    ("softmax_axis", "np.sum(e, axis=axis", "np.sum(e, axis=1"),
+    ("no_softmax", "weights = softmax(scores, axis=-1)", "weights = scores"),
+    ("mask_off_by_one", ":] < lens", ":] <= lens"),
+    ("mask_zero", "-np.inf)", "0.0)"),
+    ("lens_of_first", "lens = lens[:, None]", "lens = lens[:1, None]"),
+]
+IN_TORCH = [
+    ("scale_num_hiddens", "math.sqrt(q.shape[-1])", "math.sqrt(queries.shape[-1])"),
+    ("softmax_axis", "dim=-1", "dim=2"),
+    ("heads_without_transpose", "x.view(b, t, self.num_heads, d // self.num_heads).transpose(1, 2)",
+     "x.view(b, self.num_heads, t, d // self.num_heads)"),
+    ("heads_joined_wrong", "out.transpose(1, 2).reshape(b, t, h * d)", "out.reshape(b, t, h * d)"),
+    ("no_output_projection", "return self.W_o(out)", "return out"),
+    ("swapped_projections", "self.W_k(keys)", "self.W_q(keys)"),
+    ("swapped_keys_values", "self.W_v(values)", "self.W_v(keys)"),
+]  # fmt: skip
+# No change of one place was found, or what the mask means is not told by NaN.
+WITHOUT_A_MENDED_LINE = [IN_NUMPY[4], IN_TORCH[1]]
+
+
+def is_at_the_slip(judged, text, id, old, new):
+    """The answer names the slip and quotes its line; with the line that it should be the file is right."""
+    assert text.count(old) == 1
+    wrong = text.replace(old, new)
+    answer = judged(wrong).judged[0].answer
+    assert answer.mistakes == [id], answer
+    number = text[: text.index(old)].count("\n") + 1
+    line = answer.lines[0]
+    assert (line.file, line.number, line.text) == ("mine.py", number, wrong.splitlines()[number - 1].strip()), answer
+    assert f"mine.py, line {number}:" in str(answer) and line.text in str(answer)
+    return wrong, line
+
+
+@pytest.mark.parametrize(
+    ("text", "slip"), [*((NUMPY, each) for each in IN_NUMPY), *((TORCH, each) for each in IN_TORCH)]
+)
+def test_the_line_and_what_it_should_be(judged, text, slip):
+    """The mended line is shown where it was tried: with it the file is right."""
+    if text is TORCH:
+        needs.module("torch")
+    wrong, line = is_at_the_slip(judged, text, *slip)
+    assert bool(line.should_be) == (slip not in WITHOUT_A_MENDED_LINE), line
+    if line.should_be:
+        lines = wrong.splitlines(keepends=True)
+        lines[line.number - 1] = lines[line.number - 1].replace(line.text, line.should_be)
+        assert judged("".join(lines), file="mended.py").ok
+
+
+def test_the_end_of_a_slice_is_taken_away(judged):
+    """A larger number would be right for small inputs alone."""
+    _, line = is_at_the_slip(judged, NUMPY, "lens_of_first", "lens = lens[:, None]", "lens = lens[:1, None]")
+    assert line.should_be == "lens = lens[:, None]"
+
+
+def test_for_programs(judged):
+    answer = judged(NUMPY.replace(" ** 0.5", "")).judged[0].answer
+    assert json.loads(json.dumps(answer.lines[0].as_dict())) == {
+        "file": "mine.py",
+        "line": 19,
+        "text": "scores = scores / K.shape[-1]",
+        "should_be": "scores = scores / K.shape[-1] ** 0.5",
+        "book": "scores = queries @ keys.swapaxes(1, 2) / np.sqrt(d)",
+    }
