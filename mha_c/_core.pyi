@@ -245,6 +245,12 @@ def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[
     the active instruction set, or None) of a layer of mha_c.torch; None where one call does not stand for calling its
     children.  layout: a `Layout`, which tells what that means."""
 
+def first_changed(checks: Tuple[Any, ...], missing: Any, start: int, /) -> int:
+    """The number of the first check, from `start` on, that does not hold; -1 if all hold.  `checks` is (owner, name,
+    value) after (owner, name, value): a dict has this very value under a name; another object has it as an attribute
+    (`missing`: there is none); with None for a name, a list has the items of a tuple, a dict the keys and values of
+    (key, value, key, value, ...), another container has nothing.  A thing is the same by identity alone."""
+
 def without_none(tensors: Tuple[Any, ...], /) -> Tuple[Tuple[Any, ...], int]:
     """(those that are not None, a number whose bit i says that tensors[i] is None)"""
 

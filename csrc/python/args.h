@@ -341,6 +341,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(layer_step, 15, 17) \
     X(layer_backward, 13, 15) \
     X(layer_parts, 2, 2) \
+    X(first_changed, 3, 3) \
     X(without_none, 1, 1) \
     X(with_none, 2, 2) \
     X(serve_tensors, 5, 5) \

@@ -6,14 +6,16 @@ Whatever can be kept neither way leaves the call unread.
 from __future__ import annotations
 
 import functools
-import operator
+import gc
 import os
-from collections import deque
+from collections import OrderedDict, deque
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from torch import Tensor, nn
+
+from ..._core import first_changed
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 _VALUES = (bool, int, float, str, bytes, complex, type(None))
@@ -117,32 +119,39 @@ class Settings:
         self._things: dict[int, Any] = {}  # containers, types, functions, cells that are kept
         self.met: dict[int, Any] = {}  # objects whose attributes may be read
         self._n = 0
-        self._quick: Any = None
+        self._prepared: Any = None  # for `still_holds`
 
     def still_holds(self) -> bool:
         """Whether another call would read the same: quickly, where all is the same object."""
-        if self._quick is None or self._quick[0] != len(self.all):
-            self._quick = len(self.all), *_quick_checks(self.all)
-        _, present, absent, contents, others = self._quick
-        for names, get, values in present:
-            try:
-                if not all(map(operator.is_, get(names), values)):
-                    return self._slowly()
-            except KeyError:
+        prepared = self._prepared
+        if prepared is None or prepared[0] != (len(self.all), len(self.requires_grad)):
+            prepared = self._prepared = self._prepare()  # at once: another thread may be here, too
+        _, checks, origins, others = prepared
+        at = first_changed(checks, MISSING, 0)
+        while at >= 0:  # perhaps it is an equal number
+            setting = origins[at]
+            if setting is None or not setting.still_holds():
                 return False
-        for names, missing in absent:
-            if not missing.isdisjoint(names):
-                return False
-        for owner, items in contents:
-            if len(owner) != len(items) or not all(map(operator.is_, owner, items)):
-                return self._slowly()
-        return all(setting.still_holds() for setting in others) and self._flags_hold()
+            at = first_changed(checks, MISSING, at + 1)
+        return all(setting.still_holds() for setting in others)
 
-    def _slowly(self) -> bool:
-        return all(setting.still_holds() for setting in self.all) and self._flags_hold()
-
-    def _flags_hold(self) -> bool:
-        return all(tensor.requires_grad is flag for tensor, flag in self.requires_grad)
+    def _prepare(self) -> Any:
+        """(how much was read, what `first_changed` checks, the setting of each check or None, the other settings)"""
+        sizes = len(self.all), len(self.requires_grad)
+        checks: list[Any] = []
+        origins: list[Optional[Setting]] = []
+        others = []
+        for setting in self.all:
+            found = _checks_of(setting)
+            if found is None:
+                others.append(setting)
+            else:
+                checks += found
+                origins += [setting] * (len(found) // 3)
+        for tensor, flag in self.requires_grad:
+            checks += (tensor, "requires_grad", flag)
+            origins.append(None)
+        return sizes, tuple(checks), origins, others
 
     def broken(self) -> Optional[Setting]:
         """The first that does not hold."""
@@ -387,43 +396,28 @@ class _Names:
         return tuple(sorted(map(str, {*self.names} - self.but)))
 
 
-def _quick_checks(settings: list[Setting]) -> tuple[Any, ...]:
-    """(names with values, names that are missing, contents of lists, others) of the same settings, by their dicts."""
-    present: dict[int, tuple[Any, list[Any], list[Any]]] = {}
-    absent: dict[int, tuple[Any, set[Any]]] = {}
-    contents, others = [], []
-    for setting in settings:
-        owner, name, value = setting
-        if name is not None and isinstance(owner, dict):
-            if value is MISSING:
-                absent.setdefault(id(owner), (owner, set()))[1].add(name)
-            else:
-                _, names, values = present.setdefault(id(owner), (owner, [], []))
-                names.append(name)
-                values.append(value)
-        elif name is None and type(owner) in (list, tuple):
-            contents.append((owner, value))
-        elif name is None and isinstance(owner, dict) and not value:
-            contents.append((owner, ()))
-        elif isinstance(owner, type) and name is None:
-            known = vars(owner)
-            others.append(setting) if not known else contents.append((known.values(), tuple(value.values())))
-        else:
-            others.append(setting)
-    found = []
-    for owner, names, values in present.values():
-        found.append((owner, operator.itemgetter(*names) if len(names) > 1 else _OneOf(names[0]), values))
-    return found, list(absent.values()), contents, others
+_STORES = (dict, OrderedDict)
 
 
-class _OneOf:
-    """An itemgetter of one name that gives a tuple, too."""
-
-    def __init__(self, name: Any) -> None:
-        self.name = name
-
-    def __call__(self, names: Any) -> tuple[Any, ...]:
-        return (names[self.name],)
+def _checks_of(setting: Setting) -> Optional[list[Any]]:
+    """What `first_changed` checks of a setting, (owner, name, value, ...); None where it cannot."""
+    owner, name, value = setting
+    kind = type(owner)
+    if name is not None:
+        return [owner, name, value] if kind in _STORES and type(name) is str else None
+    if kind in (tuple, frozenset):  # stays as it is
+        return []
+    if kind is FunctionType and value[2] is None:
+        names = "__code__", "__defaults__", "__kwdefaults__", "__closure__"
+        return [x for pair in zip(names, value) for x in (owner, *pair)]
+    if kind is CellType:
+        return [owner, "cell_contents", value]
+    if isinstance(owner, type):
+        (names,) = gc.get_referents(vars(owner))  # the dict behind the view
+        return [names, None, tuple(x for pair in value.items() for x in pair)] if type(names) is dict else None
+    if kind is dict:
+        return [owner, None, tuple(x for pair in value for x in pair)]
+    return [owner, None, value] if kind is list or (kind in (OrderedDict, set, deque) and not value) else None
 
 
 class _Slots:
