@@ -14,7 +14,7 @@ from .._reading.graph import Line, Node, Reading, Reason, Value, walked
 from .._reading.masks import Mask
 from .._reading.products import Projected
 from .._reading.sizes import Axis, axes_of, evaluated, formula_of
-from .letters import axes_of_source, letters_of, view_of
+from .letters import axes_of_source, letters_of, seen_through, view_of
 
 LARGE = 1e5  # no score in float32 that trains is lower than minus this
 OUT, WEIGHTS, DROPPED = "out", "weights", "dropped"
@@ -230,7 +230,7 @@ class _Fitted:
         return found
 
     def _given(self, value: Value) -> Given:
-        one, attached, start = self.one, True, value
+        one, attached, start, path = self.one, True, value, []
         ends = {id(x): what for x, what in ((one.dropped, DROPPED), (one.weights, WEIGHTS), (one.output, OUT)) if x}
         while id(value) not in ends:
             node = value.node
@@ -245,12 +245,14 @@ class _Fitted:
             if before is None:
                 raise Left(_what_follows(node), node.line)
             value = before
+            path.insert(0, node)
         what = ends[id(value)]
-        if value is start:
-            axes = one.output_axes if what is OUT else one.weights_axes
-            letters = short(axes, "c" if what is OUT else "k")
+        if what is not OUT:
+            letters = seen_through(short(one.weights_axes, "k"), path)
+        elif value is start:
+            letters = short(one.output_axes)
         else:
-            letters = letters_of(start, self.meanings) if what is OUT else _letters_of_weights(start)
+            letters = letters_of(start, self.meanings)
         if "?" in letters or len(letters) != len(start.shape):
             raise Left("its result's axes could not be told", one.line)
         return Given(what, letters, attached)
@@ -291,10 +293,6 @@ def _named(node: Node) -> str:
 def _what_follows(node: Node) -> str:
     names = {"add": "something is added to what it gives", "layer_norm": "a norm follows what it gives"}
     return names.get(_named(node), f"{_named(node)} follows what it gives")
-
-
-def _letters_of_weights(value: Value) -> str:
-    return {4: "bhqk", 3: "bqk", 2: "qk"}.get(len(value.shape), "?")
 
 
 def _rate(node: Optional[Node]) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from .._reading.graph import Node, Value
+from .._reading.shapes import PERMUTING, permutation
 from .._reading.sizes import Axis, formula_of
 
 SAME_ORDER = frozenset(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "squeeze_", "unsqueeze_"))
@@ -58,3 +59,24 @@ def view_of(node: Node, meanings: dict[Any, str]) -> Optional[Value]:
         whole = all(each is None or each is Ellipsis or each == slice(None) for each in index)
         return before if whole else None
     return None
+
+
+def seen_through(letters: str, nodes: list[Node]) -> str:
+    """The letters of what views make of a tensor of these letters; "?" where an axis could not be followed.
+
+    Sizes do not tell queries from keys where both are of one input: the views themselves are followed.
+    """
+    for node in nodes:
+        before, after = (
+            ["1" if formula_of(n) == 1 else "" for n in x.shape] for x in (node.values()[0], node.results[0])
+        )
+        if node.name in TURNS:
+            if node.name not in PERMUTING:
+                return "?"
+            letters = "".join(letters[i] for i in permutation(node.name, node.args, node.kwargs))
+        elif before != after:
+            rest = [letter for letter, one in zip(letters, before) if not one]
+            if after.count("") != len(rest):
+                return "?"
+            letters = "".join(one or rest.pop(0) for one in after)
+    return letters

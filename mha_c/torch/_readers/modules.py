@@ -223,11 +223,12 @@ def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: 
 
 @contextmanager
 def _as_the_readers(module: Any) -> Iterator[None]:
-    """While a module is read, it and those inside have the reader's classes."""
+    """While a module is read, it and those inside have the reader's classes, and the weights of the call before."""
     made = [(each, type(each)) for each in module.modules() if is_read(each)]
     _reads.reading = True
     try:
         for each, kind in made:
+            _write_down(each, vars(kind)[STATE])
             each.__class__ = vars(kind)[STATE].own
         yield
     finally:

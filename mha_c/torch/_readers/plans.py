@@ -303,8 +303,10 @@ class Plan:
         """What a call gives in one place of its result."""
         if given.what != OUT:
             assert found.last is not None
-            heads = found.heads if len(given.letters) == 4 else None
-            weights = found.last.weights(heads)
+            by_heads = "h" in given.letters
+            weights = found.last.weights(found.heads if by_heads else None)
+            turned = arrangement("bhqk" if by_heads else "bqk", given.letters.replace("f", "b"))
+            weights = weights if turned is None else turned(weights)
             return weights if given.attached else weights.detach()
         back = self.back[given]
         out = found.out if back is None else back(found.out)

@@ -156,7 +156,10 @@ class NumbersOf(Function):
 
 
 def with_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
-    """(B, H, Q, K) as (B*H, Q, K) if heads is None; or with other heads, if a caller has folded them into the batch."""
+    """(B, H, Q, K) as (B*H, Q, K) if heads is None; or with other heads, if a caller has folded them into the batch.
+    (B, Q, K), of a call without heads, as it is."""
+    if heads is None and weights.dim() == 3:
+        return weights
     if heads is None or weights.shape[-3] != heads:
         weights = weights.flatten(-4, -3)
         return weights if heads is None else weights.unflatten(-3, (-1, heads))
