@@ -156,13 +156,14 @@ def _not_a_layer(call: Any) -> TypeError:
 
 def _explain_layer(layer: AttentionLayer, *args: Any, **options: Any) -> Explanation:
     if not args and not options:
-        _check_given(None, None)
+        raise _nothing_given(layer)
     found: list[Any] = []
     spy: Any = copy.copy(layer)  # its call stops where the layer's own would compute
     vars(spy)["_called"] = lambda *arguments: found.extend(arguments)
     spy(*args, **options)
     queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache = found
-    _check_given(queries, keys)
+    if queries is None or keys is None:
+        raise _nothing_given(layer)
     given = Given(valid_lens, causal, keep_mask, bias)
     projected: tuple[str, ...] = ()
     if isinstance(layer, DecodingLayer) and type(keys) is ProjectedKeyValues:
@@ -212,14 +213,19 @@ def _of_steps(
     return steps, (queries, *seen), lens, options_of_rows(cache, after, masks) if in_order else None
 
 
-def _check_given(queries: Any, keys: Any) -> None:
-    if queries is None or keys is None:
-        raise TypeError("explain needs the inputs of the call, too: explain(layer, queries, keys, values)")
+def _nothing_given(layer: Any) -> TypeError:
+    parameters = inspect.signature(getattr(layer, "forward", layer)).parameters
+    needed = [name for name, each in parameters.items() if each.default is each.empty and each.kind <= _BY_PLACE]
+    names = ", ".join(["queries", "keys", "values"] if "queries" in parameters or not needed else needed)
+    return TypeError(f"explain needs the arguments of the call, too: explain(layer, {names})")
+
+
+_BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
     if not args and not options:
-        _check_given(None, None)
+        raise _nothing_given(module)
     name, facts = type(module).__name__, module._explained(*args, **options)
     way = [("way", facts["why"])] if "why" in facts else []
     if "projections" in facts:

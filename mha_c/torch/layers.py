@@ -83,10 +83,9 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     training  overrides the mode of the dropout
     cache  of `new_cache`: keys and values of earlier steps, to which those of this call are added
 
-    A wrong argument raises ShapeError, TypeError or ValueError.  The first edition's constructor,
-    MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False), works as well,
-    and sets the features of the inputs; else the projections are nn.LazyLinear until the first call sets them, as in
-    d2l.
+    A wrong argument raises ShapeError, TypeError or ValueError.  The first edition's constructor, MultiHeadAttention(
+    key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False), works as well, and sets the features
+    of the inputs; else the projections are nn.LazyLinear until the first call sets them, as in d2l.
 
     `attention_weights` (B, H, Q, K) are those before dropout, computed when first read; gradients flow from them to
     inputs and parameters, but not to the output, which is computed without them (RuntimeError).  Each call with
