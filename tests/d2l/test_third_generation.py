@@ -101,8 +101,9 @@ def test_convert_lets_errors_of_its_own_through(d2l, monkeypatch):
         return 1 / 0
 
     monkeypatch.setattr(mt.DotProductAttention, "forward", fails)
+    x = torch.randn(1, 2, 4)
     with pytest.raises(ZeroDivisionError):
-        mt.convert(d2l.DotProductAttention(0.0))
+        mt.convert(d2l.DotProductAttention(0.0))(x, x, x)
 
 
 def test_compare(d2l):

@@ -256,9 +256,14 @@ def test_convert_leaves_what_computes_something_else(grouped):
 
     Turned.__name__ = base.__name__
     layer = Turned(16, 4, 2, rope=True) if grouped else Turned(16, 4, rope=True)
-    with pytest.warns(UserWarning, match="changes the order of the queries in `return -super|other arguments"):
-        assert type(mt.convert(layer)) is Turned
-    hooked = base(16, 4, 2) if grouped else base(16, 4)
-    hooked.register_forward_hook(lambda *_: None)
-    with pytest.warns(UserWarning, match="has hooks"):
-        assert type(mt.convert(hooked)) is base
+    inputs = [torch.randn(2, 6, 16)] * (3 if grouped else 1)
+    expected, turned = layer(*inputs), mt.convert(copy.deepcopy(layer))
+    with pytest.warns(UserWarning, match="as it is: mul comes before the queries are projected"):
+        assert torch.equal(turned(*inputs), expected)  # read at its first call
+    assert type(turned) is Turned and torch.equal(turned(*inputs), expected)
+    hooked, fired = base(16, 4, 2) if grouped else base(16, 4), []
+    hooked.register_forward_hook(lambda *_: fired.append(1))
+    expected, converted = hooked(*inputs), mt.convert(hooked)
+    for calls in (2, 3, 4):
+        torch.testing.assert_close(converted(*inputs), expected)
+        assert len(fired) == calls

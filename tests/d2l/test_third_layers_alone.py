@@ -27,7 +27,7 @@ def test_refusals(kind):
     x = x if kind is mha_c.GQAAttention else torch.from_numpy(x)
     with pytest.raises(AttributeError, match="no attention_weights yet"):
         _ = layer.attention_weights
-    with pytest.raises(mha_c.ShapeError, match="keys must have shape"):
+    with pytest.raises(mha_c.ShapeError, match="keys (must have shape|has 4 features)"):
         layer(x, x[..., :4], x)
     with pytest.raises(TypeError, match="the order is GQAAttention"):
         layer(x, x, [1, 2], x)
@@ -45,7 +45,7 @@ def test_refusals_of_causal_attention(rng):
         _ = layer.attention_weights
     with pytest.raises(mha_c.ShapeError, match=r"X must have shape \(B, T, 16\), got \(2, 5, 4\)"):
         layer(x[..., :4])
-    with pytest.raises(TypeError, match="X must be float32 or float64, got int64"):
+    with pytest.raises(TypeError, match="expected float32 or float64"):
         layer(x.astype(int))
     with pytest.raises(RuntimeError, match="backward: call backward once after each call in training"):
         layer.backward(x)

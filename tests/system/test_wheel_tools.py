@@ -70,7 +70,7 @@ def test_mirrors_that_cannot_be_read_are_left_out(system, asked, monkeypatch):
 
 def test_the_page_names_the_pythons_that_browsers_get_a_wheel_for():
     built = re.search(r"^build = (\[.*?\])", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[1]
-    page = " ".join((ROOT / "docs" / "browser.md").read_text().split())
+    page = " ".join((ROOT / "docs" / "webassembly.md").read_text().split())
     (said,) = re.findall(r"\(`pyemscripten`, PEP 783\): for Python (3\.\d+),.* and for (3\.\d+)\. ", page)
     assert json.loads(built) == [f"cp{version.replace('.', '')}-*" for version in said]
 

@@ -308,7 +308,7 @@ def test_what_an_exporter_leaves(kind):
 def test_an_exported_module_goes_on():
     module, args = modules()["multi-head"].eval(), (*inputs(), None)
     torch.export.export(module, args)
-    with pytest.raises(TypeError, match="training and cache by name"):
+    with pytest.raises(TypeError, match="training, cache and masks by name"):
         module(*args, True)
     torch.compile(module, backend="eager")(*args)  # compilers go on by our operators
     explained = torch._dynamo.explain(module)(*args)

@@ -41,7 +41,9 @@ def become_ours(module: nn.Module) -> bool:
     inner = module._modules.get("attention")  # converted before: what decides in a call of the children
     if isinstance(module, AttentionModule):
         own = empty_rows_of(getattr(home, "masked_softmax", None))
-        module.empty_rows = inner.empty_rows if isinstance(inner, AttentionModule) else own
+        own = inner.empty_rows if isinstance(inner, AttentionModule) else own
+        if own != module.empty_rows:
+            module.empty_rows = own
     return True
 
 
