@@ -8,6 +8,7 @@ import torch
 
 import book_models
 import mha_c.d2l
+import needs
 from mha_c import torch as mt
 
 
@@ -128,6 +129,7 @@ def test_a_function_of_the_book_that_was_replaced_is_read(d2l, monkeypatch):
             torch.testing.assert_close(module(x, x, x), expected)
 
 
+@pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 def test_convert_knows_the_books_text():
     kind = notebook_class()
     module, x = kind(0.1), torch.randn(2, 4, 8)

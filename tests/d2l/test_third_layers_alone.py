@@ -27,7 +27,7 @@ def test_refusals(kind):
     x = x if kind is mha_c.GQAAttention else torch.from_numpy(x)
     with pytest.raises(AttributeError, match="no attention_weights yet"):
         _ = layer.attention_weights
-    with pytest.raises(mha_c.ShapeError, match="keys (must have shape|has 4 features)"):
+    with pytest.raises(mha_c.ShapeError, match=r"keys (must have shape|has 4 features)"):
         layer(x, x[..., :4], x)
     with pytest.raises(TypeError, match="the order is GQAAttention"):
         layer(x, x, [1, 2], x)

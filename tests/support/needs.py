@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import traceback
 import types
 import warnings
@@ -54,6 +55,12 @@ def of_torch(*features):
 def skip_without(feature):
     """Skips by name; under MHA_C_REQUIRE_ALL a failure, as the torch of the usual tests has all that tests ask for."""
     skip_or_fail(f"needs {feature}, which torch {module('torch').__version__} does not have")
+
+
+def torch_reads():
+    """Whether calls are read with this torch (not 1.12, whose modes are others), and nothing else traces here."""
+    modes = torch_has("torch.overrides.TorchFunctionMode") and not torch_has("torch.overrides.push_torch_function_mode")
+    return modes and sys.gettrace() is None
 
 
 def torch_has(feature):

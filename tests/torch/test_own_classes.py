@@ -14,11 +14,14 @@ from torch import nn
 
 import mha_c
 import mha_c.torch as mt
+import needs
 import own_attention
 import own_lookalikes_more  # noqa: F401
 import own_self_attention
 from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
 from own_lookalikes import LOOKALIKES
+
+pytestmark = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 
 
 def weights_kept(module):

@@ -2,7 +2,6 @@
 reader's own numbers, shapes, effects and errors, before and after changes of anything.  And classes that are drawn."""
 
 import random
-import sys
 
 import pytest
 import torch
@@ -16,10 +15,7 @@ from reader_cases import CASES, REGIMES, Base
 from reader_cases_more import EFFECTS, SETTINGS, Effect
 from reader_scripts import converted, played, seen_of, way
 
-pytestmark = pytest.mark.skipif(
-    not needs.torch_has("torch.overrides.TorchFunctionMode") or sys.gettrace() is not None,
-    reason="nothing is read here",
-)
+pytestmark = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 
 
 @pytest.mark.parametrize("name", CASES)
