@@ -96,7 +96,7 @@ def test_picture_and_formula_stand_on_the_first_screen(play, chapter, language):
 @pytest.mark.parametrize(("chapter", "key", "said"), [
     ("pooling", "ArrowRight", "query 2.55"), ("dot", "ArrowDown", "it looks at soup"),
     ("additive", "ArrowDown", "key 4"),
-    ("heads", "ArrowRight", "Head 1, la"), ("masks", "ArrowRight", "did: 7 keys"), ("root", "ArrowRight", "d = 128"),
+    ("heads", "ArrowRight", "Head 1, la"), ("masks", "ArrowRight", "did: 7 keys"), ("root", "ArrowLeft", "d = 256"),
 ])  # fmt: skip
 def test_a_chapter_by_keyboard_alone(play, chapter, key, said):
     """Digits open it, arrows change it, what has changed is announced; fewer than 12 stops lie before the picture."""
