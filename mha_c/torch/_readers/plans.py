@@ -21,7 +21,6 @@ from .weights import parameters_of
 
 REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
 MOST_BANDS = 8
-MOST_SHAPES = 1000  # for which a plan remembers that its conditions hold
 
 
 _SCALED = "its scale is not 1 / sqrt(d), and one call of a layer has no other"
@@ -67,16 +66,13 @@ class Plan:
     reading     what it was read from
     names       of the inputs, in the order of a call's tensors
     shapes      {the shapes of a call's tensors: whether the plan is for them}
-    graph       what a reading with other sizes must have in common with this one
-    general     whether such a reading was made
     kinds       ((a module inside, its class), ...)
     """
 
     def __init__(self, layer: Layer, reading: Reading, tensors: list[Tensor], kinds: Any) -> None:
         self.layer, self.reading, self.kinds = layer, reading, kinds
-        self.names, self.graph = _names(reading, tensors), graph_key(reading)
+        self.names = _names(reading, tensors)
         self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
-        self.general = False
         self.places = tuple(self.names.index(each.name) for each in layer.inputs)
         self._prepare()
 
@@ -122,13 +118,7 @@ class Plan:
 
     def suits(self, tensors: list[Tensor]) -> Optional[bool]:
         """Whether the plan is for tensors of these shapes; None where that is to be read first."""
-        shapes = shapes_of(tensors)
-        known = self.shapes.get(shapes)
-        if known is None and self.general:
-            known = self.reading.holds_for(self.sizes(tensors))
-            if len(self.shapes) < MOST_SHAPES:
-                self.shapes[shapes] = known
-        return known
+        return self.shapes.get(shapes_of(tensors))
 
     def sizes(self, tensors: list[Tensor]) -> dict[Axis, int]:
         """The sizes of a call's inputs."""
@@ -317,26 +307,6 @@ class Plan:
         if self.layer.out_dropout:
             found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
         return filled(self.layer.result, lambda given: self.shown(given, found), Given)
-
-
-def graph_key(reading: Reading) -> Any:
-    """The graph as values that can be compared: functions, constants, formulas of sizes, leaves."""
-    places = {id(value): (node.number, i) for node in reading.graph.nodes for i, value in enumerate(node.results)}
-
-    def described(found: Any) -> Any:
-        if isinstance(found, Value):
-            leaf = (found.kind, found.name, id(found.tensor) if found.kind != "input" else 0)
-            return places.get(id(found), leaf)
-        if isinstance(found, (tuple, list)):
-            return tuple(described(x) for x in found)
-        if isinstance(found, dict):
-            return tuple((key, described(x)) for key, x in found.items())
-        if isinstance(found, slice):
-            return "slice", described((found.start, found.stop, found.step))
-        return formula_of(found)
-
-    nodes = [(node.name, described(node.args), described(node.kwargs)) for node in reading.graph.nodes]
-    return nodes, described(reading.output), [(each.path, each.name, described(each.value)) for each in reading.effects]
 
 
 def _adds(mask: Mask) -> bool:
