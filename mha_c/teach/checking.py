@@ -17,7 +17,7 @@ from .biases import biases, made_with
 from .choices import choices
 from .choices import left as left_of_constructor
 from .comparing import equal, is_misshapen
-from .explaining import explanation, fixed_scale, is_right
+from .explaining import despite_nan, explanation, fixed_scale, is_right
 from .fixed import others
 from .forms import LAYOUTS, NARROWER, says_steps_first
 from .kinds import reason
@@ -267,7 +267,8 @@ def _wrong(tried: list[Run], notes: list[str]) -> Answer:
         if not all(equal(one, two) for one, two in zip(run.outcomes, again)):
             return random(run, notes)
     if all(map(is_nan, tried[:1])):
-        return nan(tried[0], notes)
+        cause = despite_nan(tried)
+        return nan(tried[0], notes) if cause is None else known(cause, notes)
     runs_right = next(filter(_is_right_where_it_runs, tried), None)
     if runs_right is not None:
         return unknown(runs_right, notes)

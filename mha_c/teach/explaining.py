@@ -14,6 +14,7 @@ from .comparing import equal, is_misshapen, output
 from .mistakes import FORMS, SOURCES, Change, Mistake, function, hiding_with, known, subtracting
 from .probes import Inputs
 from .rounds import OF_LENS, Run, steps_of
+from .student import Outcome
 from .words import say
 
 _HIDE_ROWS = ("softmax_axis", "mask_off_by_one", "mask_inverted")  # mistakes that may hide a whole row
@@ -73,6 +74,25 @@ def explanation(runs: Sequence[Run], *others: Callable[[], Any]) -> Any:
         found = next(filter(None, map(_within_a_form, runs)), None)
         found = found or next(filter(None, (each() for each in others)), None)
     return found or _first(_two(runs), runs, lesser) or lesser.get("numbers") or lesser.get("shapes")
+
+
+def despite_nan(runs: Sequence[Run]) -> Optional[Explained]:
+    """One mistake that explains all numbers where some results are NaN: what is NaN beside them follows from it, as
+    where softmax runs over a row that hides a key of all queries."""
+    runs = [run for run in runs if not run.asked.role or _hides(run)]
+    runs.sort(key=lambda run: sum(map(_is_all_nan, run.outcomes)))
+    found = _first((each for each in _one(runs) if each[2] == "-np.inf"), runs, {})
+    if found is None:
+        return None
+    made = function(found.form, found.mistakes, "-np.inf")
+    pairs = [(x, inputs) for x, inputs in zip(found.run.outcomes, found.run.probes) if _is_all_nan(x)]
+    results = [output(made, _as_given(found.run, inputs)) for _, inputs in pairs]
+    return found if all(x is not None and np.isnan(x).all() for x in results) else None
+
+
+def _is_all_nan(outcome: Outcome) -> bool:
+    """Whether it says nothing: NaN equals NaN."""
+    return outcome.output is not None and bool(outcome.output.size) and bool(np.isnan(outcome.output).all())
 
 
 def _first(
@@ -210,8 +230,8 @@ def _explains(made: Any, outputs: dict[int, Any], run: Run, any_row: bool) -> tu
         if id(inputs) not in outputs:
             outputs[id(inputs)] = output(made, _as_given(run, inputs))
         got = outputs[id(inputs)]
-        if outcome.output is not None and outcome.output.size and np.isnan(outcome.output).all():
-            continue  # NaN equals NaN: it says nothing
+        if _is_all_nan(outcome):
+            continue
         if any_row and got is not None and outcome.output is not None and got.shape == outcome.output.shape:
             if np.isnan(got).all():  # it says nothing
                 continue
