@@ -47,6 +47,16 @@ class Given(NamedTuple):
     bias: Any = None
 
 
+class Inputs(NamedTuple):
+    """What the last call was given, for the players: arrays and options as the core takes them."""
+
+    queries: Array
+    keys: Array
+    values: Array
+    valid_lens: Any
+    options: Any
+
+
 class Record(NamedTuple):
     """What `backward` needs of a training call: the inputs themselves (not copies), what turned their rows, and the
     output."""
@@ -61,6 +71,7 @@ class Record(NamedTuple):
 
 
 CORNERS = {corner: (corner,) for corner in ("top_left", "bottom_right")}  # the core's options, if they are no more
+SMALL = 1 << 14  # numbers of an input that a layer keeps for the players: 128 KiB of float64
 
 
 class AttentionLayer(Planned, Viewable):
@@ -76,13 +87,13 @@ class AttentionLayer(Planned, Viewable):
     _turns = False  # whether projected queries and keys are rotated by their positions
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
     _record: Optional[Record] = None
+    _inputs: Optional[tuple[Any, ...]] = None  # those of an Inputs: what the last call was given, where it is small
 
     def __init__(self, states: tuple[State, ...], dropout: Any, dtype: Any, rng: RngLike, empty_rows: str) -> None:
         self._dropout = Dropout(dropout)
         self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
-        # (saved by the core, whether tensors went in, and what: queries, keys, values, lengths, options, for teach)
-        self._last: Optional[tuple[Any, ...]] = None
+        self._last: Optional[tuple[Any, bool]] = None  # (saved by the core, whether tensors went in)
         self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
     @property
@@ -144,7 +155,9 @@ class AttentionLayer(Planned, Viewable):
             except PackedForOthers:
                 pass
             else:
-                self._last = saved, False, queries, keys, values, valid_lens, options
+                self._last = saved, False
+                small = queries.size <= SMALL and keys.size <= SMALL and values.size <= SMALL
+                self._inputs = (queries, keys, values, valid_lens, options) if small else None
                 if plan.child is not None:
                     plan.child._last = saved, False
                 return out
@@ -201,7 +214,7 @@ class AttentionLayer(Planned, Viewable):
             if in_training:
                 return self._run_training(plan, inputs, lens, options, as_tensor)
             out, saved = layer_forward(*inputs, lens, *plan.in_core, 0.0, 0, False, options)
-            return self._finish(out, saved, as_tensor, () if projected else (*inputs, lens, options))
+            return self._finish(out, saved, as_tensor, None if projected else Inputs(*inputs, lens, options))
 
         return self._with_plan(inputs, check, run)
 
@@ -214,10 +227,11 @@ class AttentionLayer(Planned, Viewable):
         kept = Kept._make(kept)
         turn = options[3] if self._turns else None
         self._record = Record(plan, inputs, turn, out, kept, p, as_tensor)
-        return self._finish(out, kept.for_weights(), as_tensor, (*inputs, lens, options))
+        return self._finish(out, kept.for_weights(), as_tensor, Inputs(*inputs, lens, options))
 
-    def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool, given: tuple[Any, ...] = ()) -> Any:
-        self._last = saved, as_tensor, *given
+    def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool, inputs: Optional[Inputs] = None) -> Any:
+        self._last = saved, as_tensor
+        self._inputs = inputs if inputs is not None and all(x.size <= SMALL for x in inputs[:3]) else None
         if self._child is not None:
             self._child._last = saved, as_tensor
         return like_input(out, True) if as_tensor else out
@@ -236,8 +250,7 @@ class AttentionLayer(Planned, Viewable):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        if state.get("_last"):
-            state["_last"] = state["_last"][:2]  # what went in stays with its owner
+        state.pop("_inputs", None)  # what went in stays with its owner
         return state
 
     def _weights(self) -> tuple[Array, bool]:

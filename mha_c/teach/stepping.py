@@ -179,18 +179,17 @@ def last_call(layer: Any, player: str, name: str) -> tuple[Any, Any, Any, Any]:
     """Queries, keys, values and lengths of a layer's last call."""
     if type(layer).__name__ != name:
         raise TypeError(f"{player} shows the call of a {name}, or queries, keys and values; got {type(layer).__name__}")
-    last = getattr(layer, "_last", None)
-    if isinstance(layer, AttentionLayer) and last is None:
+    if isinstance(layer, AttentionLayer) and layer._last is None:
         raise ValueError(
             f"{player}: this {name} was not called yet: call it, or give {player} queries, keys and values"
         )
-    if not isinstance(last, tuple) or len(last) != 7:  # torch's layers, copies, calls with a cache, other processes
+    inputs = getattr(layer, "_inputs", None)
+    if inputs is None:  # torch's layers, copies, calls with a cache, other processes, large arrays
         raise ValueError(f"{player}: this {name} has not kept what it was called with: give {player} the same arrays")
-    *inputs, valid_lens, options = last[2:]
+    queries, keys, values, valid_lens, options = inputs
     corner, *others = (None,) if options is None else options
     if any(x is not None for x in others):
         raise ValueError(f"{player} draws lengths and causal masks; this {name} was called with keep_mask or bias")
-    queries, keys, values = inputs
     return queries, keys, values, causal_lengths(corner or False, queries, keys, valid_lens)
 
 

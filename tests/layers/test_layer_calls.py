@@ -6,6 +6,7 @@ That their numbers are d2l's is proved in test_d2l_parity.py.
 import copy
 import pickle
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import mha_c
 from checks import TOLERANCE, close
 from constructor_forms import SIZED, fitting_inputs
+from mha_c import teach
 from mha_c.layers import AdditiveAttention, DotProductAttention, MultiHeadAttention
 
 inputs = pytest.fixture(fitting_inputs)
@@ -296,6 +298,28 @@ def test_project_keys_checks_its_argument(inputs):
     with pytest.raises(TypeError):
         lazy.project_keys(inputs[1].astype(int))
     assert repr(lazy.W_k).startswith("LazyLinear")
+
+
+# --- What a call leaves behind -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("lens", [None, [7, 300]])  # a list takes the longer way through a call
+@pytest.mark.parametrize("n_keys", [7, 700])
+def test_a_layer_keeps_small_inputs_for_the_players_and_no_others(lens, n_keys, training):
+    layer = MultiHeadAttention(16, 4, 0.0, rng=0).train(training)
+    queries, keys, values = (np.ones((2, n, 16), np.float32) for n in (5, n_keys, n_keys))
+    given = [weakref.ref(x) for x in (queries, keys, values)]
+    out = layer(queries, keys, values, lens)
+    if n_keys < 64:
+        assert teach.multi_head(layer).matrices["output"].shape == (5, 16)
+    else:
+        with pytest.raises(ValueError, match="has not kept what it was called with: give multi_head the same arrays"):
+            teach.multi_head(layer)
+    if training:
+        layer.backward(np.ones_like(out))
+    del queries, keys, values
+    assert [x() is None for x in given] == [n_keys > 64] * 3
 
 
 # --- Threads -------------------------------------------------------------------------------------
