@@ -39,7 +39,7 @@ def test_make_address_fills_it_in(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=without)
     for path in (p for p in ROOT.iterdir() if p.is_file()):
         shutil.copy(path, tmp_path)
-    make = ["make", "address", f"PYTHON={sys.executable}"]
+    make = ["make", "--no-print-directory", "address", f"PYTHON={sys.executable}"]  # `make test` may have called us
     refused = subprocess.run([*make, "REPOSITORY=mine"], cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode and "make address REPOSITORY=" in refused.stderr
     for changed in (True, False):

@@ -1,5 +1,8 @@
 """What a call of somebody's lines computed, read while they ran."""
 
+import gc
+import time
+
 import pytest
 
 import needs
@@ -39,6 +42,40 @@ def test_right_classes_are_read_whole(one_of_the_zoo):
         assert reading.settings.still_holds() and reading.holds_for(reading.sizes())
         given = [x for x in walked(reading.output) if isinstance(x, Value)]
         assert [tuple(map(int, x.shape)) for x in given] == [tuple(x.shape) for x in converted.tensors(found)]
+
+
+def test_what_the_garbage_collector_runs_is_no_line_of_the_call():
+    """Callbacks, and `__del__` of what others left in circles: hypothesis measures collections so."""
+    calls = []
+
+    class Left:
+        def __del__(self):
+            calls.append(time.perf_counter())
+
+    def callback(phase, info):
+        calls.append(time.perf_counter())
+
+    def many(x):
+        kept = list(zip(range(10_000), range(10_000)))  # of one function of C
+        return x * len(kept)
+
+    gc.callbacks.append(callback)
+    left = Left()
+    left.itself = left
+    del left
+    try:
+        many(1)
+        assert calls, "the plain call makes Python collect"
+        _, reading = read(many, (torch.randn(3),))
+    finally:
+        gc.callbacks.remove(callback)
+    assert reading.refused is None and gc.isenabled()
+    gc.disable()
+    try:
+        read(many, (torch.randn(3),))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 OF_JOINED = "AttentionOfATranslator", "VectorOfScores", "TranslatorWithMask"  # tanh of one projection of both, joined

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .._private import tracing_state
 from .._tensors import recorded_or_transformed
 from .graph import Condition, Effect, Form, Graph, Line, Reading, Reason, Value, walked
-from .recording import Recorder, modes_now
+from .recording import Recorder, modes_now, nothing_collected
 from .settings import MISSING, CannotKeep, Settings
 from .sizes import Axis, Ratio, Size, plain
 from .tracing import Tracer, Written
@@ -134,7 +134,7 @@ class _Call:
             self.given[id(x)] = name, x
 
     def run(self) -> Any:
-        with _Reading(self.recorder, self.tracer):
+        with nothing_collected(), _Reading(self.recorder, self.tracer):
             if self.tracer is None:
                 return self.called(*self.args, **self.kwargs)
             self.tracer.start()

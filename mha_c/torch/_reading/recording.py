@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
@@ -229,6 +232,19 @@ def function_words(args: Any) -> str:
 def modes_now() -> tuple[Any, ...]:
     """What changes the meaning of each function."""
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasting()
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Python's garbage collector waits: what it runs, callbacks and `__del__` of others, is no line of the call."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _autocasting() -> Any:
