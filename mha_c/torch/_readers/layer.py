@@ -6,14 +6,13 @@ one call, or a reason why there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 from .._reading.attention import Attention, Operand, attentions
 from .._reading.graph import Line, Node, Reading, Reason, Value, walked
 from .._reading.masks import Mask
 from .._reading.products import Projected
-from .._reading.sizes import Axis, axes_of, evaluated, formula_of
+from .._reading.sizes import formula_of
 from .letters import axes_of_source, letters_of, seen_through, view_of
 
 LARGE = 1e5  # no score in float32 that trains is lower than minus this
@@ -101,7 +100,12 @@ class Layer(NamedTuple):
 
 
 def layer_of(reading: Reading) -> Layer:
-    """The layer that a reading is; Left where it is none."""
+    """The layer that a reading is; Left where it is none.  What holds for some sizes alone becomes its condition."""
+    with reading.walk():
+        return _layer_of(reading)
+
+
+def _layer_of(reading: Reading) -> Layer:
     found = attentions(reading)
     known = [one for one in found if isinstance(one, Attention)]
     if reading.refused is not None:
@@ -151,7 +155,7 @@ class _Fitted:
             projections=(one.queries.projected, one.keys.projected, one.values.projected, one.projected_output),
             w_v=one.w_v, heads=_number(one.queries.heads), kv_heads=_number(one.keys.heads),
             scale=self._scale(), masks=masks, causal=causal, window=window, empty_rows=self._empty_rows(),
-            softcap=one.softcap, sinks=one.sinks, turns=(one.queries.turn, one.keys.turn),
+            softcap=_plain(one.softcap), sinks=one.sinks, turns=(one.queries.turn, one.keys.turn),
             dropout=one.dropout, out_dropout=out_dropout, result=result, kept=self._kept(),
             line=one.line,
         )  # fmt: skip
@@ -188,8 +192,9 @@ class _Fitted:
             return None
         axes = [axis for axis, letters in enumerate(one.queries.axes) if letters == "d"]
         width = one.queries.value.shape[axes[0]] if len(axes) == 1 else None
-        known = width is not None and _is_root_of(one.scale, width, _fixed(self.reading), self.reading.sizes())
-        return None if known else one.scale
+        if width is None or abs(one.scale * width**0.5 - 1) >= _NEAR:  # of formulas a condition of the reading
+            return one.scale
+        return None
 
     def _masks(self) -> tuple[tuple[Mask, ...], Optional[str], Any]:
         masks, causal, window = [], None, None
@@ -202,7 +207,7 @@ class _Fitted:
             elif mask.sense == "window" and window is None:
                 window = mask.offset
             else:
-                masks.append(mask)
+                masks.append(mask._replace(fill=_plain(mask.fill), factor=_plain(mask.factor)))
         return tuple(masks), causal, window
 
     def _empty_rows(self) -> str:
@@ -308,30 +313,9 @@ def _number(n: Any) -> int:
     return int(n) if isinstance(n, int) else 1
 
 
-def _is_root_of(scale: Any, width: Any, fixed: frozenset[Any], sizes: Mapping[Any, int]) -> bool:
-    """Whether a scale is 1 / sqrt(width), for all sizes that its formula allows.
-
-    fixed   axes that a condition of the reading fixes
-    """
-    formula, of_width = formula_of(scale), formula_of(width)
-    axes = {*axes_of(formula), *axes_of(of_width)}
-    factors = (1,) if axes <= fixed else (1, 2, 3, 5)  # a formula is tried with other sizes, too
-    for factor in factors:
-        others = {axis: n if axis in fixed else n * factor for axis, n in sizes.items()}
-        if abs(evaluated(formula, others) * evaluated(of_width, others) ** 0.5 - 1) >= _NEAR:
-            return False
-    return True
-
-
-def _fixed(reading: Reading) -> frozenset[Any]:
-    """Axes of the inputs that must have the size that they have."""
-    equal = [each.formula for each in reading.conditions if each.outcome and getattr(each.formula, "name", "") == "=="]
-    found = {*reading.pinned}
-    for formula in equal:
-        one, other = formula.parts
-        if isinstance(other, int) and isinstance(one, Axis):
-            found.add(one)
-    return frozenset(found)
+def _plain(number: Any) -> Any:
+    """A number without its formula: float() pins the axes that it hangs on."""
+    return float(number) if isinstance(number, (int, float)) else number
 
 
 _NEAR = 1e-6

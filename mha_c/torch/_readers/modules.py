@@ -240,6 +240,8 @@ def _as_the_readers(module: Any) -> Iterator[None]:
 
 def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], result: Any) -> None:
     """Keep a plan for later calls of the key, beside those of other sizes; Left where there is none."""
+    if any(plan.agrees(reading, tensors, result) for plan in state.plans.get(key, ()) if _holds(plan)):
+        return
     try:
         plan = Plan(layer_of(reading), reading, tensors, kinds_inside(state.module()))
         plan.check(tensors, result)

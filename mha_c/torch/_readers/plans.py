@@ -12,7 +12,7 @@ from .._call.attention import attend
 from .._call.records import AttentionCall, AttentionTensors, Options, Parameters, new_record
 from .._reading.graph import Reading, Value
 from .._reading.masks import Mask
-from .._reading.sizes import Axis, axes_of, evaluated, formula_of
+from .._reading.sizes import UNKNOWN, Axis, axes_of, evaluated, formula_of
 from .._weights.last import Last, last_of
 from .arranging import arrangement, filled
 from .layer import OUT, Given, Layer, Left, short
@@ -21,6 +21,7 @@ from .weights import parameters_of
 
 REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
 MOST_BANDS = 8
+MOST_SHAPES = 1000  # that a plan remembers
 
 
 _SCALED = "its scale is not 1 / sqrt(d), and one call of a layer has no other"
@@ -66,6 +67,8 @@ class Plan:
     reading     what it was read from
     names       of the inputs, in the order of a call's tensors
     shapes      {the shapes of a call's tensors: whether the plan is for them}
+    free        axes of inputs that readings of the same graph had at other sizes: of these the plan serves all sizes for
+                which the conditions of the reading hold
     kinds       ((a module inside, its class), ...)
     """
 
@@ -73,6 +76,8 @@ class Plan:
         self.layer, self.reading, self.kinds = layer, reading, kinds
         self.names = _names(reading, tensors)
         self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
+        self.free: set[Axis] = set()
+        self.graph: Any = graph_key(reading)
         self.places = tuple(self.names.index(each.name) for each in layer.inputs)
         self._prepare()
 
@@ -118,7 +123,38 @@ class Plan:
 
     def suits(self, tensors: list[Tensor]) -> Optional[bool]:
         """Whether the plan is for tensors of these shapes; None where that is to be read first."""
-        return self.shapes.get(shapes_of(tensors))
+        shapes = shapes_of(tensors)
+        known = self.shapes.get(shapes)
+        if known is None and self.free:
+            sizes = self.sizes(tensors)
+            others = {axis for axis, n in self.reading.sizes().items() if sizes.get(axis) != n}
+            if others <= self.free and self.reading.holds_for(sizes):
+                known = self.shapes[shapes] = True
+                if len(self.shapes) > MOST_SHAPES:
+                    self.shapes = {shapes: True}
+        return known
+
+    def agrees(self, reading: Reading, tensors: list[Tensor], result: Any) -> bool:
+        """Whether a reading with other sizes is this plan's, too; if so, the plan is for sizes like these."""
+        sizes = reading.sizes()
+        if reading.refused is not None or not self.reading.holds_for(sizes) or not self._is_same(reading):
+            return False
+        try:
+            self.check(tensors, result)
+        except (Left, *REFUSED):
+            return False
+        own = self.reading.sizes()
+        self.free |= {axis for axis, n in sizes.items() if own[axis] != n}
+        self.shapes[shapes_of(tensors)] = True
+        return True
+
+    def _is_same(self, reading: Reading) -> bool:
+        """Whether it has the same graph, and hangs on the same settings."""
+        return (
+            self.graph is not None
+            and graph_key(reading) == self.graph
+            and reading.settings.places() <= self.reading.settings.places()
+        )
 
     def sizes(self, tensors: list[Tensor]) -> dict[Axis, int]:
         """The sizes of a call's inputs."""
@@ -307,6 +343,30 @@ class Plan:
         if self.layer.out_dropout:
             found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
         return filled(self.layer.result, lambda given: self.shown(given, found), Given)
+
+
+def graph_key(reading: Reading) -> Any:
+    """The graph as what can be compared: functions, constants, formulas of sizes, leaves, results; None where a size's
+    formula is not known."""
+    places = {id(value): (node.number, i) for node in reading.graph.nodes for i, value in enumerate(node.results)}
+
+    def described(found: Any) -> Any:
+        if isinstance(found, Value):
+            leaf = (found.kind, found.name, id(found.tensor) if found.kind != "input" else 0)
+            return places.get(id(found), leaf)
+        if isinstance(found, (tuple, list)):
+            return tuple([described(x) for x in found])
+        if isinstance(found, dict):
+            return tuple([(key, described(x)) for key, x in found.items()])
+        if isinstance(found, slice):
+            return "slice", described((found.start, found.stop, found.step))
+        return type(found), formula_of(found)
+
+    sizes = {formula_of(n) for node in reading.graph.nodes for value in node.results for n in value.shape}
+    if any(UNKNOWN in axes_of(formula) for formula in sizes):
+        return None
+    nodes = [(node.name, described(node.args), described(node.kwargs)) for node in reading.graph.nodes]
+    return nodes, described(reading.output), [(each.path, each.name, described(each.value)) for each in reading.effects]
 
 
 def _adds(mask: Mask) -> bool:

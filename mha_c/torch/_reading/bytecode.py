@@ -36,6 +36,12 @@ class Mixed(NamedTuple):
 UNSEEN = None
 
 
+def _mixed(parts: Any) -> Any:
+    """A slice: of constants it is one."""
+    known = all(isinstance(part, Constant) for part in parts)
+    return Constant(tuple(part.value for part in parts)) if known else Mixed(tuple(parts))
+
+
 class LineFacts:
     """Of one line.
 
@@ -128,11 +134,11 @@ class _Walk:
             self._call(one)
         elif name == "BINARY_SLICE":
             parts = self._pop(3)
-            self.line.indexed.append((parts[0] if isinstance(parts[0], Chain) else None, Mixed(tuple(parts[1:]))))
+            self.line.indexed.append((parts[0] if isinstance(parts[0], Chain) else None, _mixed(parts[1:])))
             self.stack.append(UNSEEN)
         elif name == "BUILD_SLICE":
             parts = self._pop(one.arg)
-            self.stack.append(Mixed(tuple(parts)))
+            self.stack.append(_mixed(parts))
         elif name.startswith(("BINARY_", "INPLACE_", "UNARY_")):
             self._operate(one)
         elif name in ("COPY", "DUP_TOP"):

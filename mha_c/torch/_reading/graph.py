@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Optional
 
 from torch import Tensor
 
-from .sizes import Axis, evaluated
+from .sizes import UNKNOWN, Axis, evaluated, plain
 
 
 class Line(NamedTuple):
@@ -200,6 +201,7 @@ class Reading(NamedTuple):
     effects     attributes that were set to results of the graph
     random      nodes that draw random numbers: dropout
     refused     None, or the first reason why the reading is not whole: nothing may be computed in its place
+    log         of the call's sizes
     """
 
     name: str
@@ -212,10 +214,23 @@ class Reading(NamedTuple):
     effects: list[Effect]
     random: list[Node]
     refused: Optional[Reason]
+    log: Any
+
+    @contextmanager
+    def walk(self) -> Iterator[None]:
+        """While the graph is read.  What sizes decide there is a condition of what is found."""
+        decided = len(self.log.decided)
+        with self.log.reopened():
+            yield
+        self.conditions.extend(Condition(*each, None) for each in [*self.log.decided][decided:])
+        for axis in self.log.pinned:
+            self.pinned.setdefault(axis, None)
 
     def holds_for(self, sizes: Mapping[Axis, int]) -> bool:
         """Whether calls of its form with inputs of these sizes compute the same graph."""
         own = self.sizes()
+        if UNKNOWN in self.pinned and sizes != own:
+            return False
         if any(sizes.get(axis) != own.get(axis) for axis in self.pinned):
             return False
         return all(condition.holds(sizes) for condition in self.conditions)
@@ -223,4 +238,4 @@ class Reading(NamedTuple):
     def sizes(self) -> dict[Axis, int]:
         """The sizes of its own inputs."""
         inputs = self.graph.inputs.items()
-        return {Axis(name, i): int(n) for name, value in inputs for i, n in enumerate(value.shape)}
+        return {Axis(name, i): plain(n) for name, value in inputs for i, n in enumerate(value.shape)}

@@ -166,6 +166,7 @@ class _Call:
             effects=effects,
             random=[node for node in recorder.nodes if node.name in ("dropout",) and _drops(node)],
             refused=recorder.refused,
+            log=recorder.log,
         )
 
     def _structure(self, found: Any) -> Any:

@@ -17,7 +17,7 @@ _FIRST = (
     "cumsum cumprod flip roll tril triu contiguous clone detach positive alias "
     "to float double half bfloat16 long int bool type cpu short "
     "layer_norm rms_norm normalize instance_norm batch_norm group_norm dropout "
-    "zeros_like ones_like full_like empty_like fill zero masked_fill masked_scatter index_fill threshold "
+    "zeros_like ones_like full_like empty_like fill zero masked_scatter index_fill threshold "
     "scaled_softmax "
     "cummax renorm softshrink hardshrink logit sinc exp2 deg2rad sgn type_as index_add index_copy scatter "
     "scatter_add __aliased__"
@@ -37,7 +37,7 @@ RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_OF_SIZES, shapes.filled_with), **shapes.PERMUTING,
     "max": shapes.extreme, "min": shapes.extreme, "type_as": shapes.first, "copy": shapes.first,
     "expand_as": shapes.expand_as,
-    "linear": shapes.linear, "matmul": shapes.matmul, "bmm": shapes.matmul, "mm": shapes.matmul,
+    "linear": shapes.linear, "masked_fill": shapes.masked, "matmul": shapes.matmul, "bmm": shapes.matmul, "mm": shapes.matmul,
     "mv": shapes.matmul, "dot": shapes.matmul,
     "baddbmm": shapes.added_product, "addmm": shapes.added_product, "addbmm": shapes.unknown,
     "einsum": shapes.einsum, "outer": shapes.outer,

@@ -171,6 +171,10 @@ class Settings:
         self.meet(value, words or str(name))
         return value
 
+    def places(self) -> set[tuple[int, Any]]:
+        """Where all that was read stands: the ids of owners, and names."""
+        return {(id(each.owner), each.name) for each in self.all}
+
     def dicts(self) -> set[int]:
         """The ids of all dicts of which a name is kept."""
         return {owner for owner, _ in self._names}
@@ -319,7 +323,7 @@ class Settings:
         own: Optional[dict[str, Any]] = getattr(owner, "__dict__", None) if kind.__dictoffset__ else None
         stores: tuple[Any, ...] = ()
         if isinstance(owner, nn.Module) and own is not None:
-            stores = tuple(own.get(x) or {} for x in ("_parameters", "_buffers", "_modules"))
+            stores = tuple(own[x] for x in ("_parameters", "_buffers", "_modules") if x in own)
         present = in_class is not MISSING or any(name in x for x in (own or {}, *stores))
         if not present and only_present:
             return MISSING

@@ -377,12 +377,18 @@ def pad(args: Any, kwargs: Any) -> Shape:
     return tuple(shape)
 
 
-def _diagonal_mask(args: Any, kwargs: Any) -> Shape:
-    return tuple(args[0].shape)
-
-
 def setitem(args: Any, kwargs: Any) -> Shape:
-    return tuple(args[0].shape)
+    shape, index = args[0].shape, args[1]
+    index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if isinstance(index, Value) and "bool" in str(index.dtype):
+        for a, b in zip(shape, index.shape):
+            meet(a, b)
+    return tuple(shape)
+
+
+def masked(args: Any, kwargs: Any) -> Shape:
+    """Of masked_fill, whose mask is broadcast."""
+    return broadcast(_given(args, kwargs, 0, "input").shape, _given(args, kwargs, 1, "mask").shape)
 
 
 def unknown(args: Any, kwargs: Any) -> Any:

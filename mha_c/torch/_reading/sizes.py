@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple
 
 
@@ -97,6 +98,16 @@ class Log:
             if axis not in self.pinned and not self.closed:
                 self.pinned[axis] = None
                 self.tell(axis)
+
+    @contextmanager
+    def reopened(self) -> Iterator[None]:
+        """Sizes are formulas again, and what they decide is noted: while the graph is read."""
+        self.closed, tell = False, self.tell
+        self.tell = lambda formula: None  # no line of the reader's decides
+        try:
+            yield
+        finally:
+            self.closed, self.tell = True, tell
 
     def number(self, value: Any, formula: Any) -> Any:
         """The value as a Size or Ratio."""

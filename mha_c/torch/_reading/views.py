@@ -238,7 +238,7 @@ class Views:
         found = []
         for i, size in enumerate(after):
             own = axes[i - new] if i >= new else ()
-            if own and plain(before[i - new]) == 1 != plain(size):
+            if own and before[i - new] == 1 and size != 1:
                 self.assume_one(self.size(before[i - new]))
                 own = ()
             found.append(own if own or _is_one(size) else (Atom(None, self.size(size), ONE),))
