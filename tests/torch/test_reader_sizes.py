@@ -1,5 +1,5 @@
-"""A converted module at ever new sizes: after readings at two sizes its calls are the core's at all others, and what hangs
-on a size, seen or unseen, is the reader's own at each of them."""
+"""A converted module at ever new sizes: after readings at two sizes its calls are the core's at all others, and what
+hangs on a size, seen or unseen, is the reader's own at each of them."""
 
 import math
 import random
@@ -32,10 +32,15 @@ def set_from_5(s):
 
 
 HANGS = {  # {what: scores of scores}
-    "nothing": lambda s: s, "causal": hide_future, "root": lambda s: s * 3 / s.shape[-1] ** 0.5,
-    "root by math": lambda s: s * 3 / math.sqrt(s.shape[-1]), "parts of 9": lambda s: s * (s.shape[-1] // 9),
-    "rest": lambda s: s * (1 + s.shape[-1] % 9), "beyond 200": lambda s: s * (1 + s.shape[-1] // 200),
-    "at most 150": lambda s: s * (min(s.shape[-1], 150) / s.shape[-1]), "rounded": lambda s: s * round(s.shape[-1] / 150 + 0.6),
+    "nothing": lambda s: s,
+    "causal": hide_future,
+    "root": lambda s: s * 3 / s.shape[-1] ** 0.5,
+    "root by math": lambda s: s * 3 / math.sqrt(s.shape[-1]),
+    "parts of 9": lambda s: s * (s.shape[-1] // 9),
+    "rest": lambda s: s * (1 + s.shape[-1] % 9),
+    "beyond 200": lambda s: s * (1 + s.shape[-1] // 200),
+    "at most 150": lambda s: s * (min(s.shape[-1], 150) / s.shape[-1]),
+    "rounded": lambda s: s * round(s.shape[-1] / 150 + 0.6),
     "NumPy": lambda s: s * float(np.minimum(s.shape[-1], 50) / 50 + 1),
     "a table": lambda s: s * (1 + float(ROWS[s.shape[-1]].item() > 0.05)),
     "a slice's length": lambda s: s * (1 + (ROWS[: s.shape[-1]].numel() > 50)),
@@ -44,18 +49,25 @@ HANGS = {  # {what: scores of scores}
     "a window of a third": lambda s: s.masked_fill(far(s) > s.shape[-1] // 3, -INF),
     "a window of 50 at most": lambda s: s.masked_fill(far(s) >= min(50, s.shape[-1]), -INF),
     "a diagonal": lambda s: s.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(s.shape[-1] - 8), -INF),
-    "a bias from the end": lambda s: s + ROWS[-s.shape[-1] :], "distances by size": lambda s: s - far(s).abs() / s.shape[-1],
+    "a bias from the end": lambda s: s + ROWS[-s.shape[-1] :],
+    "distances by size": lambda s: s - far(s).abs() / s.shape[-1],
     "blocks of 16": lambda s: s.masked_fill(far(s) // 16 != 0, -INF) if s.shape[-1] < 16 else s * 2,
     "20 keys": lambda s: s.masked_fill(torch.arange(s.shape[-1]) >= 20, -INF),
     "not the last": lambda s: s.masked_fill(torch.arange(s.shape[-1]) >= max(s.shape[-1] - 1, 1), -INF),
-    "the batch": lambda s: s * (1 + s.shape[0] / 10), "numel": lambda s: s * (1 + s.numel() / 1e4),
-    "a text": lambda s: s * (2 if "9" in f"{s.shape[-1]}" else 1), "a set": lambda s: s * (2 if s.shape[-1] in {9, 3} else 1),
-    "divmod": lambda s: s * (1 + divmod(s.shape[-1], 100)[0]), "bits": lambda s: s * s.shape[-1].bit_length(),
-    "len": lambda s: s * (len(s[0, 0]) / 9), "the sum": lambda s: s * sum(s.shape) * 0.05,
-    "a loop": lambda s: s * sum(1 for _ in s[0, 0]) * 0.1, "a tensor": lambda s: s / torch.tensor(s.shape[-1]).float().sqrt(),
-    "a cap": lambda s: s.shape[-1] * torch.tanh(s / s.shape[-1]), "set from 5": set_from_5,
+    "the batch": lambda s: s * (1 + s.shape[0] / 10),
+    "numel": lambda s: s * (1 + s.numel() / 1e4),
+    "a text": lambda s: s * (2 if "9" in f"{s.shape[-1]}" else 1),
+    "a set": lambda s: s * (2 if s.shape[-1] in {9, 3} else 1),
+    "divmod": lambda s: s * (1 + divmod(s.shape[-1], 100)[0]),
+    "bits": lambda s: s * s.shape[-1].bit_length(),
+    "len": lambda s: s * (len(s[0, 0]) / 9),
+    "the sum": lambda s: s * sum(s.shape) * 0.05,
+    "a loop": lambda s: s * sum(1 for _ in s[0, 0]) * 0.1,
+    "a tensor": lambda s: s / torch.tensor(s.shape[-1]).float().sqrt(),
+    "a cap": lambda s: s.shape[-1] * torch.tanh(s / s.shape[-1]),
+    "set from 5": set_from_5,
     "itself": lambda s: s.masked_fill(torch.eye(s.shape[-1], dtype=torch.bool), -1e9) if s.shape[-1] > 1 else s,
-}  # fmt: skip
+}
 
 
 def made(kind, change):

@@ -235,7 +235,8 @@ class _Fitted:
         return found
 
     def _given(self, value: Value) -> Given:
-        one, attached, start, path = self.one, True, value, []
+        one, attached, start = self.one, True, value
+        path: list[Node] = []
         ends = {id(x): what for x, what in ((one.dropped, DROPPED), (one.weights, WEIGHTS), (one.output, OUT)) if x}
         while id(value) not in ends:
             node = value.node

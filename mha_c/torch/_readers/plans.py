@@ -67,8 +67,8 @@ class Plan:
     reading     what it was read from
     names       of the inputs, in the order of a call's tensors
     shapes      {the shapes of a call's tensors: whether the plan is for them}
-    free        axes of inputs that readings of the same graph had at other sizes: of these the plan serves all sizes for
-                which the conditions of the reading hold
+    free        axes of inputs that readings of the same graph had at other sizes: of these the plan serves all sizes
+                for which the conditions of the reading hold
     kinds       ((a module inside, its class), ...)
     """
 

@@ -222,7 +222,8 @@ class Reading(NamedTuple):
         decided = len(self.log.decided)
         with self.log.reopened():
             yield
-        self.conditions.extend(Condition(*each, None) for each in [*self.log.decided][decided:])
+        new = [*self.log.decided][decided:]
+        self.conditions.extend(Condition(formula, outcome, None) for formula, outcome in new)
         for axis in self.log.pinned:
             self.pinned.setdefault(axis, None)
 

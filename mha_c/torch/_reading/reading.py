@@ -92,8 +92,7 @@ def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bo
     ----------
     python : bool
         Whether to read what Python reads and changes, too.  Without, `settings` and `effects` are empty, and the
-        reading
-        tells what was computed, not what another call will compute.
+        reading tells what was computed, not what another call will compute.
 
     Returns
     -------
