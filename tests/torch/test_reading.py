@@ -78,6 +78,19 @@ def test_what_the_garbage_collector_runs_is_no_line_of_the_call():
         gc.enable()
 
 
+def test_a_module_that_a_call_makes_is_read_after_something_was_compiled(monkeypatch):
+    """From its first use on, torch's compiler has a function of its own in the place of `Module.__init__`."""
+    guard = needs.module("torch._dynamo.mutation_guard")
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(torch.nn.Module, name, getattr(torch.nn.Module, name))
+    monkeypatch.setattr(guard.GenerationTracker, "generation", guard.GenerationTracker.generation)
+    guard.install_generation_tagging_init()
+    assert torch.nn.Module.__init__.__module__ == guard.__name__
+    make, calls = ZOO["HiddenPadding"]
+    _, reading = read(make(), *converted.split(calls[0]))
+    assert reading.refused is None
+
+
 OF_JOINED = "AttentionOfATranslator", "VectorOfScores", "TranslatorWithMask"  # tanh of one projection of both, joined
 
 

@@ -101,6 +101,7 @@ TORCH_FILES = frozenset((
     "_jit_internal.py", "_VF.py", "nn/parameter.py", "utils/_contextlib.py", "_C/_nn.py", "_utils.py",
     "autograd/function.py",
     "_namedtensor_internals.py", "_ops.py", "_classes.py", "_lowrank.py", "utils/_device.py", "nn/utils/parametrize.py",
+    "_dynamo/mutation_guard.py",  # Module.__init__, once something was compiled
 ))  # fmt: skip
 
 
