@@ -35,7 +35,9 @@ def noted(run: Run, inputs: Inputs, trace: Trace, remade: bool = True) -> Any:
     (part,) = parts(inputs, way.layout)
     keys, given = part["shape"][-1], student.given(part, way, asked)
     given = {name: trace.input(x) if hasattr(x, "shape") and hasattr(x, "dtype") else x for name, x in given.items()}
-    with tensors_noted(trace) if way.tensors else nullcontext(), lines_noted(trace) if remade else nullcontext():
+    # What torch.empty gives a constructor may hold any number: what is noted of it warns nobody.
+    noting = tensors_noted(trace) if way.tensors else nullcontext()
+    with np.errstate(all="ignore"), noting, lines_noted(trace) if remade else nullcontext():
         if student.layers is not None and remade:
             student.layers.remake(inputs)
             trace.paused = True  # weights are put into it, which a call may have to make first
