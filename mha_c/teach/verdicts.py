@@ -185,17 +185,17 @@ def is_nan(run: Run) -> bool:
     """Whether results are NaN where the book's are numbers, as far as keys are hidden, or all of them."""
     pairs = [(x.output, y) for x, y in zip(run.outcomes, run.right) if x.output is not None and y is not None]
     with_nan = [np.isnan(x).all() for x, y in pairs if x.shape == y.shape and not np.isnan(y).any() and x.size]
-    hiding = [np.isnan(x).all() for x in _hiding(run)]
-    return bool(with_nan) and (all(with_nan) or (bool(hiding) and all(hiding)))
+    return bool(with_nan) and (all(with_nan) or _is_nan_where_hidden(run))
 
 
-def _hiding(run: Run) -> list[Any]:
-    """The results of the probes that hide keys."""
-    return [
-        x.output
+def _is_nan_where_hidden(run: Run) -> bool:
+    """Whether all results of the probes that hide keys are NaN."""
+    hiding = [
+        np.isnan(x.output).all()
         for x, inputs in zip(run.outcomes, run.probes)
         if x.output is not None and isinstance(inputs.get("mask", inputs.get("valid_lens")), np.ndarray)
     ]
+    return bool(hiding) and all(hiding)
 
 
 def nan(run: Run, notes: Sequence[str]) -> Answer:
@@ -242,7 +242,7 @@ def known(found: Explained, notes: Sequence[str]) -> Answer:
 def _as_they_mean(run: Run, mistakes: Sequence[str]) -> Run:
     """The run with the meaning that True has in the student's code, if it has any."""
     mask = run.way.mask
-    if mask is None or "mask_ignored" in mistakes or all(np.isnan(x).all() for x in _hiding(run)):
+    if mask is None or "mask_ignored" in mistakes or _is_nan_where_hidden(run):
         return run._replace(way=run.way._replace(mask=None))
     if "mask_inverted" in mistakes and mask.means != "add":
         mask = mask._replace(means="hide" if mask.means == "attend" else "attend")
