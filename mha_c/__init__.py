@@ -78,7 +78,7 @@ _SHOWN = (
 ).split()
 
 # Modules that import torch or matplotlib, or take time to import: imported at their first use.
-_LATER = ("d2l", "heads", "selftest", "teach", "threadpool", "torch", "variants", "viz")
+_LATER = ("d2l", "heads", "selftest", "teach", "torch", "variants", "viz")
 _FROM = {"cost": "._cost", "explain": "._explain", "show_heatmaps": ".viz"}
 
 # Names that are looked for here and stand in a module.

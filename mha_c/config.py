@@ -21,7 +21,7 @@ import numpy as np
 from . import _core
 from ._arguments.calls import refuses_at_the_call
 
-__all__ = ["get_num_threads", "set_num_threads", "show_config"]
+__all__ = ["get_num_threads", "register_with_threadpoolctl", "set_num_threads", "show_config"]
 __dir__ = __all__.copy  # what dir() and completion show
 
 # The number of threads, and who chose it.  A temporary limit that has ended again leaves no trace here.
@@ -101,6 +101,56 @@ class NumThreads:
 
     def __repr__(self) -> str:
         return f"set_num_threads({self._n})"
+
+
+_registered: list[Any] = []  # what threadpoolctl knows of us
+
+
+def register_with_threadpoolctl() -> None:
+    """Let threadpoolctl, and with it joblib and scikit-learn, see and limit the threads of mha_c in this process.
+
+    threadpoolctl recognizes a library by its file name, and does not know ours: so this must be called, once.  Then
+    `threadpool_limits(limits=1)` limits mha_c, too, and `limits={"mha_c": 1}` mha_c only.
+
+    Raises
+    ------
+    ImportError
+        If threadpoolctl is not installed (mha_c does not depend on it: pip install threadpoolctl).
+
+    Examples
+    --------
+    >>> import mha_c, threadpoolctl
+    >>> mha_c.config.register_with_threadpoolctl()
+    >>> with threadpoolctl.threadpool_limits(limits=1):  # calls use one thread here, like BLAS and OpenMP
+    ...     print(mha_c.get_num_threads())
+    1
+    """
+    import threadpoolctl
+
+    if _registered:
+        return
+    ours = os.path.realpath(_core.__file__)
+
+    class Controller(threadpoolctl.LibController):  # type: ignore[misc]
+        user_api = internal_api = "mha_c"
+        filename_prefixes = (os.path.basename(ours).lower(),)
+        check_symbols = ("PyInit__core", "PyModExport__core")  # the second since Python 3.15
+
+        def get_num_threads(self) -> int:
+            return _core.get_num_threads()
+
+        def set_num_threads(self, num_threads: int) -> None:
+            limit_threads(num_threads)
+
+        def get_version(self) -> str:
+            return version()
+
+        def set_additional_attributes(self) -> None:
+            if os.path.realpath(self.filepath) != ours:  # another package's _core, without our symbols
+                self.dynlib = None
+
+    threadpoolctl.register(Controller)
+    _registered.append(Controller)
 
 
 BYTES = (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")

@@ -16,7 +16,7 @@ import sys
 from numpydoc.validate import ERROR_MSGS, validate
 
 MODULES = [
-    "mha_c.viz", "mha_c", "mha_c.dask", "mha_c.functional", "mha_c.heads", "mha_c.teach", "mha_c.threadpool",
+    "mha_c.viz", "mha_c", "mha_c.dask", "mha_c.functional", "mha_c.heads", "mha_c.teach", "mha_c.config",
     "mha_c.variants", "mha_c.d2l", "mha_c.torch", "mha_c.torch.distributed", "mha_c.torch.functional",
     "mha_c.torch.variants",
 ]  # fmt: skip

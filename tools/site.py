@@ -64,7 +64,10 @@ REFERENCE = {  # page: title, and for each module its names; None: its __all__
     "processes": ("Several processes", {"mha_c.torch.distributed": None, "mha_c.dask": None}),
     "seeing": ("Pages, heads, costs", {"mha_c.viz": None, "mha_c.heads": None, "mha_c": "cost explain"}),
     "teaching": ("Checks, steps, puzzles", {"mha_c.teach": None}),
-    "system": ("System", {"mha_c": "show_config get_num_threads set_num_threads ShapeError", "mha_c.threadpool": None}),
+    "system": ("System", {
+        "mha_c": "show_config get_num_threads set_num_threads ShapeError",
+        "mha_c.config": "register_with_threadpoolctl",
+    }),
 }  # fmt: skip
 WITH_PAGES = {
     "mha_c",

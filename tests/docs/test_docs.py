@@ -251,7 +251,7 @@ def test_examples_of_docstrings(name):
         needs.module("matplotlib")
     if name == "mha_c.dask":
         needs.module("dask.array")
-    if name == "mha_c.threadpool":
+    if name == "mha_c.config":
         needs.module("threadpoolctl")
     with mha_c.set_num_threads(mha_c.get_num_threads()):
         found = doctest.testmod(importlib.import_module(name), extraglobs={"__name__": "__main__"})  # as a reader types

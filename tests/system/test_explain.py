@@ -309,8 +309,8 @@ def test_one_input_and_nothing_else_is_taken_by_a_layer_of_one():
 
 def test_threadpoolctl():
     threadpoolctl = needs.module("threadpoolctl")
-    mha_c.threadpool.register()
-    mha_c.threadpool.register()
+    mha_c.config.register_with_threadpoolctl()
+    mha_c.config.register_with_threadpoolctl()
     mha_c.set_num_threads(6)
     (found,) = (info for info in threadpoolctl.threadpool_info() if info["user_api"] == "mha_c")
     assert found["num_threads"] == 6 and found["filepath"] == _core.__file__
@@ -329,7 +329,7 @@ def test_threadpoolctl():
 def test_without_threadpoolctl(monkeypatch):
     monkeypatch.setitem(sys.modules, "threadpoolctl", None)
     with pytest.raises(ImportError):
-        mha_c.threadpool.register()
+        mha_c.config.register_with_threadpoolctl()
 
 
 def test_what_is_done_to_scores():

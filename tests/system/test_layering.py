@@ -159,7 +159,7 @@ ORDER = [
     ("dask",),
     ("selftest",),
     ("viz", "_recognize"),
-    ("teach", "_layers_with_heads", "_explain", "threadpool", "_head_tables"),
+    ("teach", "_layers_with_heads", "_explain", "_head_tables"),
     ("_patterns",),
     ("_cost",),
     ("heads",),
@@ -173,7 +173,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 PYTHON_FILES = sorted(PACKAGE.glob("**/*.py"))
 STANDARD = getattr(sys, "stdlib_module_names", frozenset())  # Python 3.10 and later know
 # package: the one module that may import it
-FOREIGN = {"torch": "torch", "matplotlib": "viz", "IPython": "viz", "threadpoolctl": "threadpool", "dask": "dask"}
+FOREIGN = {"torch": "torch", "matplotlib": "viz", "IPython": "viz", "threadpoolctl": "config", "dask": "dask"}
 
 
 def module_of(parts):
