@@ -330,3 +330,20 @@ def _is_small(x: Any) -> bool:
 
 def _bytes(x: Any) -> Any:
     return x.tobytes() if isinstance(x, np.ndarray) else x._version
+
+
+@contextmanager
+def functions_noted() -> Iterator[set[Any]]:
+    """While it is entered, the codes of the functions that are called are put into a set."""
+    called: set[Any] = set()
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            called.add(frame.f_code)
+
+    old = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield called
+    finally:
+        sys.setprofile(old)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .answers import OwnLine
-from .mending import mended
+from .mending import mended, mended_anywhere
 from .mistakes import Mistake
 from .noting import Place
 from .rounds import Run
@@ -39,11 +39,21 @@ def own_lines(run: Run, form: str, mistakes: Sequence[Mistake]) -> list[OwnLine]
     lines = [_line(each) for each in found if each.place is not None and each.place.text]
     if len(found) == 1:
         first = first_difference(run).place
-        for place in dict.fromkeys(each for each in (found[0].place, first) if each is not None and each.text):
-            text = mended(run, form, place)
-            if text:
-                return [_line(found[0]._replace(place=place))._replace(should_be=text)]
+        places = list(dict.fromkeys(each for each in (found[0].place, first) if each is not None and each.text))
+        one = _mended(run, form, places, mistakes[0].id)
+        if one is not None:
+            return [_line(found[0]._replace(place=one[0]))._replace(should_be=one[1])]
     return [x for i, x in enumerate(lines) if all(x[:2] != other[:2] for other in lines[:i])]
+
+
+def _mended(run: Run, form: str, places: Sequence[Place], id: str) -> Optional[tuple[Place, str]]:
+    """The line that makes all right once it is changed, and the same changed: as this mistake is mended, in any line;
+    in another way, in one of these places."""
+    try:
+        found = mended_anywhere(run, form, places, id)
+    except Exception:  # as above
+        found = None
+    return found or next(((place, text) for place in places for text in [mended(run, form, place)] if text), None)
 
 
 def up_to(run: Run) -> list[Any]:
