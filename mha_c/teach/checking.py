@@ -145,16 +145,16 @@ def check(
 
 def _with_other_sizes(student: Student, answer: Answer, means: Optional[str], notes: list[str]) -> Answer:
     """The answer; of a layer whose heads, or scale, only its code fixes, the one with these, if they explain it."""
-    if not _VAGUE & {*answer.mistakes}:
+    if not _OF_SIZES & {*answer.mistakes}:
         return answer
     for other in others(student):
         found = _compared(other, means, notes)
-        if not _VAGUE & {*found.mistakes}:
+        if not _OF_SIZES & {*found.mistakes}:
             return found
     return answer
 
 
-_VAGUE = {"unknown", "raises", "shape"}
+_OF_SIZES = {"unknown", "raises", "shape", "scale_fixed"}  # what may follow from sizes that it is not made for
 
 
 class _Wrong(Exception):

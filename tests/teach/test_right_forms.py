@@ -114,7 +114,6 @@ def test_heads_that_only_the_code_counts(causal):
     assert answer.ok and "it was asked with 4" in str(answer)
 
 
-@pytest.mark.xfail(strict=True, reason="a scale fixed for 16 features is told as one that is right for no size")
 def test_a_scale_that_is_fixed_when_the_layer_is_built():
     class Attention:
         def __init__(self, temperature):
@@ -126,6 +125,77 @@ def test_a_scale_that_is_fixed_when_the_layer_is_built():
     answer = teach.check(Attention(4.0), "dot_product")
     assert answer.ok and "that of 16 features" in str(answer) and teach.check(Attention, "dot_product").ok
     assert teach.check(Attention(3.3), "dot_product").ok is False
+
+
+SCALES = {
+    "a constant of the file": "D = 64\ndef mine(q, k, v):\n    return attend(q @ k.mT / D**0.5) @ v",
+    "another function's": """
+D = 64
+def scale():
+    return D**-0.5
+def mine(q, k, v):
+    return attend(q @ k.mT * scale()) @ v
+""",
+    "a closure": "def make(d):\n    return lambda q, k, v: attend(q @ k.mT / d**0.5) @ v\nmine = make(16)",
+    "a lambda that is kept": """
+class Mine(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.scaled = lambda x: x / d**0.5
+    def forward(self, q, k, v):
+        return attend(self.scaled(q @ k.mT)) @ v
+mine = Mine(16)
+""",
+    "a buffer": """
+class Mine(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.register_buffer("root", torch.tensor(float(d)).sqrt())
+    def forward(self, q, k, v):
+        return attend(q @ k.mT / self.root) @ v
+mine = Mine(16)
+""",
+    "a part": """
+class Scale(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.number = d**-0.5
+    def forward(self, x):
+        return x * self.number
+class Mine(nn.Module):
+    def __init__(self, d):
+        super().__init__()
+        self.scale = Scale(d)
+    def forward(self, q, k, v):
+        return attend(self.scale(q @ k.mT)) @ v
+mine = Mine(16)
+""",
+}
+
+
+@pytest.mark.parametrize("kept", SCALES)
+def test_a_scale_that_is_kept(kept):
+    """In whatever it is kept; of another number beside it, and of a literal in the call, no size is right."""
+    needs.module("torch")
+    start = "import torch\nfrom torch import nn\ndef attend(s):\n    return s.softmax(-1)\n"
+
+    def judged(text):
+        room = {}
+        exec(start + text, room)
+        return teach.check(room["mine"], "dot_product", mask="none")
+
+    answer = judged(SCALES[kept])
+    assert answer.ok and "features of queries and keys" in str(answer), answer
+    for old, new in (("D = 64", "D = 3.3"), ("(16)", "(3.3)")):
+        if old in SCALES[kept]:
+            assert judged(SCALES[kept].replace(old, new)).mistakes == ["scale_fixed"]
+
+
+def test_a_scale_that_is_a_literal_in_the_call_is_right_for_no_size():
+    def mine(queries, keys, values, valid_lens=None):
+        return BOOK.masked_softmax(queries @ keys.swapaxes(1, 2) / 8.0, valid_lens) @ values
+
+    assert teach.check(mine, "dot_product").mistakes == ["scale_fixed"]
 
 
 @pytest.mark.parametrize("names", [("n_embd", "n_head"), ("d_hidn", "head_count"), ("model.width", "model.heads")])
