@@ -123,9 +123,9 @@ def without_focus(view):
     view.run("if (R.activeElement) R.activeElement.blur()")
 
 
-def down_to_the_scale(data):
-    """The heads and the matrix of a page that is 820 wide, at 1.5 pixels a point: as wide as a README."""
-    part, file = Image.open(io.BytesIO(data)).convert("RGB").crop((36, 36, 1194, 1018)), io.BytesIO()
+def heads_and_matrix(data):
+    """The heads and the matrix of a page that is 760 wide, at 1.5 pixels a point: as wide as a page of the site."""
+    part, file = Image.open(io.BytesIO(data)).convert("RGB").crop((36, 36, 1104, 870)), io.BytesIO()
     part.save(file, "PNG")
     return file.getvalue()
 
@@ -145,7 +145,7 @@ def pages(browser):
         folder = Path(name)
         view = written_by_the_page("heat-maps.md", folder, "attention.html").read_text(encoding="utf-8")
         for name, scheme in ("first", "light"), ("first-dark", "dark"):
-            write(name, down_to_the_scale(shown(browser, view, 820, without_focus, scheme)))
+            write(name, heads_and_matrix(shown(browser, view, 760, without_focus, scheme)))
         write("heads", written_by_the_page("heat-maps.md", folder, "heads.png").read_bytes())
         for file in "steps.html", "tiles.html":
             text = written_by_the_page("seeing.md", folder, file).read_text(encoding="utf-8")

@@ -52,28 +52,28 @@ def grouped_pages():
 
 CALLS = "masked_softmax sequence_mask transpose_qkv transpose_output"
 LAYERS = "MultiHeadAttention DotProductAttention AdditiveAttention GQAAttention CausalAttention KernelAttention"
+STEPS = "LayerSteps Steps Tile Tiles additive multi_head steps tiles"
+CHECKS = "Answer Law Laws Puzzle add_mistake check laws puzzle set_language trained"
 REFERENCE = {  # page: title, and for each module its names; None: its __all__
     "layers": ("Layers", {
         "mha_c": f"{LAYERS} PositionalEncoding ProjectedKeyValues KeyValueCache {CALLS}",
-        "mha_c.variants": None,
     }),
     "functional": ("Functions of arrays", {"mha_c.functional": None}),
-    "torch": ("Inside torch", {"mha_c.torch": None, "mha_c.torch.nn": None, "mha_c.torch.variants": None}),
+    "torch": ("Inside torch", {"mha_c.torch": None, "mha_c.torch.nn": None}),
     "torch-functional": ("Functions of tensors", {"mha_c.torch.functional": None}),
     "d2l": ("Inside d2l", {"mha_c.d2l": None}),
+    "variants": ("Classes of other courses", {"mha_c.variants": None, "mha_c.torch.variants": None}),
+    "seeing": ("Pages and plots", {"mha_c.viz": None}),
+    "heads": ("Heads", {"mha_c.heads": None}),
+    "teaching": ("Checks, laws, puzzles", {"mha_c.teach": CHECKS}),
+    "steps": ("One step at a time", {"mha_c.teach": STEPS}),
     "processes": ("Several processes", {"mha_c.torch.distributed": None, "mha_c.dask": None}),
-    "seeing": ("Pages, heads, costs", {"mha_c.viz": None, "mha_c.heads": None, "mha_c": "cost explain"}),
-    "teaching": ("Checks, steps, puzzles", {"mha_c.teach": None}),
-    "system": ("System", {
-        "mha_c": "show_config get_num_threads set_num_threads ShapeError",
+    "system": ("Threads, costs, errors", {
+        "mha_c": "show_config get_num_threads set_num_threads cost explain ShapeError",
         "mha_c.config": "register_with_threadpoolctl",
     }),
 }  # fmt: skip
-WITH_PAGES = {
-    "mha_c",
-    "mha_c.torch",
-    "mha_c.torch.nn",
-}  # modules whose classes have pages; others stand on the module's
+WITH_PAGES = "mha_c", "mha_c.torch", "mha_c.torch.nn"  # modules whose classes have pages; others stand on theirs
 OF_THE_REPOSITORY = os.environ.get("MHA_C_REPOSITORY", "").rstrip("/")
 GROUPED = grouped_pages()
 PAGES = {

@@ -251,11 +251,8 @@ def told_of_a_base(name, places):
     return any(base in pkgutil.resolve_name(other).__mro__ for base in bases[-1:] for other in others)
 
 
-SCREENS = {"docs/lecture": 4, "docs/your-own-attention": 3.5}  # eight pictures; a table of measurements
-
-
 def test_a_page_for_users_is_short(site, browser):
-    """Three screens of 1280 x 900; a page of the reference, on which its small classes stand too, seventeen."""
+    """Three screens of 1280 x 900; a page of the reference, on which its small classes stand too, twelve."""
     browser.devtools("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
     pages = [f"docs/{name}" for name in FOR_USERS]
     pages += [f"api/{path.stem}" for path in (site / "api").glob("*.html")]
@@ -264,7 +261,7 @@ def test_a_page_for_users_is_short(site, browser):
     for page in pages:
         browser.open((site / f"{page}.html").as_uri())
         screens = browser.run("return document.querySelector('article').scrollHeight") / 900
-        if screens > (17 if page.startswith("api") else SCREENS.get(page, 3)):
+        if screens > (12 if page.startswith("api") else 3):
             long[page] = screens
     assert long == {}
 
