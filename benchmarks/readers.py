@@ -6,7 +6,7 @@ that torch takes by itself, and with one; wall time.
     encoder     d2l's whole TransformerEncoder: evaluation, and a step (forward and backward, gradients dropped)
     own         the same, our calls on threads of our own instead of torch's (MHA_C_THREADS_OF=own)
     compiled    --compiled: torch.compile of the plain encoder, and of the patched one, once they have compiled
-    epochs      --epochs: seconds of an epoch of the book's own training loops
+    epochs      --epochs: an epoch of the book's own training loops, each timed alone
 
 Each figure is the plain model's time / the other's: of medians, because threads that meet have no best case that a
 reader would see; all sides take turns, burst by burst.
@@ -171,45 +171,65 @@ def show_encoders(libs, options):
     return results
 
 
-def epoch_seconds(libs, kind, generation, patched):
-    """Seconds of an epoch of the book's loop."""
+def epoch_of(libs, kind, generation, patched):
+    """A function that trains one more epoch with the book's own loop, and gives its seconds."""
     import book_models
 
     d2l, eager = libs.d2l[generation], generation == EAGER
     libs.torch.manual_seed(SEED)
-    times = []
-    with libs.mha_c.d2l.patch(d2l) if patched else contextlib.nullcontext(), open(os.devnull, "w") as nowhere:
-        with contextlib.redirect_stdout(nowhere):
-            for epochs in (1, 4):
-                start = time.perf_counter()
-                book_models.train(d2l, kind, epochs, 32 if eager else 256, dropout=0.1 if eager else 0.2)
-                times.append(time.perf_counter() - start)
-    return (times[1] - times[0]) / 3  # without what comes before the first epoch
+
+    @contextlib.contextmanager
+    def as_in_a_notebook():  # which patches at its top
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            with libs.mha_c.d2l.patch(d2l) if patched else contextlib.nullcontext():
+                yield
+
+    with as_in_a_notebook():
+        train = book_models.one_epoch(d2l, kind, 32 if eager else 256, dropout=0.1 if eager else 0.2)
+
+    def run():
+        with as_in_a_notebook():
+            return train()
+
+    return run
 
 
-def show_epochs(libs, turns):
-    threads, results = Threads(libs), []
-    print(f"\n{'epoch of the book':<28}{'plain':>10}{'patched':>10}{'own threads':>12}{'ratio':>8}{'own':>8}")
+def epoch_ratios(libs, kind, generation, seconds):
+    """{"plain", "patched", "own"}: the seconds of single epochs, one of each in turn."""
+    threads, found = Threads(libs), {"plain": [], "patched": [], "own": []}
+    models = {patched: epoch_of(libs, kind, generation, patched) for patched in (False, True)}
+    for run in models.values():
+        run(), run()
+    end = time.perf_counter() + seconds
+    while len(found["own"]) < LEAST_ROUNDS or time.perf_counter() < end:
+        for name, times in found.items():
+            threads.choose(False, name == "own")
+            times.append(models[name != "plain"]())
+    return found
+
+
+def show_epochs(libs, options):
+    """The ratio is the median of those of epochs that follow each other."""
+    results = []
+    print(f"\n{'epoch of the book, ms':<28}{'plain':>10}{'patched':>10}{'own':>10}{'ratio':>8}{'own':>8}{'turns':>8}")
     for kind, generation in EPOCHS:
-        seconds = {"plain": [], "patched": [], "own": []}
-        for _ in range(turns):
-            for name, found in seconds.items():
-                threads.choose(False, name == "own")
-                found.append(epoch_seconds(libs, kind, generation, name != "plain"))
-        plain, patched, own = (min(found) for found in seconds.values())
-        results.append({"kind": kind, "d2l": generation, "seconds": seconds})
-        print(f"{kind + ', ' + generation:<28}{plain:>10.3f}{patched:>10.3f}{own:>12.3f}{plain / patched:>8.2f}"
-              f"{plain / own:>8.2f}", flush=True)  # fmt: skip
+        row = f"{kind}, {generation}"
+        if options.filter and not all(x in row for x in options.filter):
+            continue
+        found = epoch_ratios(libs, kind, generation, options.seconds)
+        ratios = [statistics.median(p / x for p, x in zip(found["plain"], found[n])) for n in ("patched", "own")]
+        results.append({"kind": kind, "d2l": generation, "seconds": found, "ratios": ratios})
+        print(f"{row:<28}" + "".join(f"{1e3 * statistics.median(times):>10.1f}" for times in found.values())
+              + "".join(f"{ratio:>8.2f}" for ratio in ratios) + f"{len(found['own']):>8}", flush=True)  # fmt: skip
     return results
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3, help="for each shape, and for each of evaluation and step")
-    parser.add_argument("--filter", nargs="*", default=[], help="shapes that hold one of these words")
+    parser.add_argument("--seconds", type=float, default=3, help="for each figure: a shape evaluated, its step, an epoch")
+    parser.add_argument("--filter", nargs="*", default=[], help="shapes with one of these words, epochs with all")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--epochs", action="store_true")
-    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     libs = Libraries(0)
@@ -217,7 +237,7 @@ def main():
     import mha_c.torch  # noqa: F401
 
     machine = describe(libs.torch, libs.mha_c, libs.torch.get_num_threads())
-    results = show_epochs(libs, options.turns) if options.epochs else show_encoders(libs, options)
+    results = show_epochs(libs, options) if options.epochs else show_encoders(libs, options)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
 

@@ -23,6 +23,7 @@ import mha_c.torch as mt
 from mha_c import _core
 
 HANGS = 120  # seconds that a child may take
+OPENMP = r"lib[a-z]*omp"  # in the name of a runtime: libgomp, libomp, libiomp5
 torch.manual_seed(0)
 torch.set_num_threads(3)  # more than a small machine has, so that threads of a team meet late, too
 layer = mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0)
@@ -80,7 +81,7 @@ def whose(rounds):
     before = n_threads()
     assert is_right() and n_threads() == before, "threads beside torch's"
     kind, words = mha_c.config.threads_of()
-    loaded = {line.split()[-1] for line in open("/proc/self/maps") if re.search(r"lib[a-z]*omp", line)}
+    loaded = {line.split()[-1] for line in open("/proc/self/maps") if re.search(OPENMP, line)}
     print(kind, words.split()[-1], *sorted(loaded))
     for _ in range(rounds):
         assert is_right()
@@ -170,6 +171,21 @@ def child_is_right(_):
     return is_right() and not _core.has_team()
 
 
+def of_joblib(backend):
+    torch.set_num_threads(3)  # joblib gives a worker its share of the cores, which may be one
+    return is_right() and _core.has_team() == (backend != "multiprocessing")  # whose workers are forks
+
+
+def joblibs(rounds):
+    """joblib's threads, its processes and its forks."""
+    from joblib import Parallel, delayed
+
+    for backend in ("threading", "loky", "multiprocessing"):
+        found = Parallel(n_jobs=2, backend=backend)(delayed(of_joblib)(backend) for _ in range(rounds))
+        assert len(found) == rounds and all(found), backend
+        assert is_right() and torchs()
+
+
 def callers(rounds):
     """Threads that call at once, each with operations of torch between, and short-lived threads beside them."""
 
@@ -197,7 +213,7 @@ def callers(rounds):
 
 def regions(rounds):
     """Calls by all threads of a region of torch's own runtime, which they do not begin another one in."""
-    runtime = ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line))
+    runtime = ctypes.CDLL(next(line.split()[-1] for line in open("/proc/self/maps") if re.search(OPENMP, line)))
     found = []
     body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: found.append(is_right()))
     assert is_right()

@@ -44,8 +44,13 @@ def test_with_something_else_going_on(what):
         team(some)
 
 
+def test_workers_of_joblib():
+    needs.module("joblib")
+    team("joblibs")
+
+
 def test_exit_with_threads_inside_calls():
-    for _ in range(300 if needs.NIGHTLY else 1):
+    for _ in range(1000 if needs.NIGHTLY else 1):
         team("exits", rounds=3)
 
 
