@@ -226,7 +226,7 @@ def show_epochs(libs, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3, help="for each figure: a shape evaluated, its step, an epoch")
+    parser.add_argument("--seconds", type=float, default=3, help="for each figure: evaluation, a step, an epoch")
     parser.add_argument("--filter", nargs="*", default=[], help="shapes with one of these words, epochs with all")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--epochs", action="store_true")

@@ -89,25 +89,34 @@ def renamed(library):
     return library
 
 
-@pytest.mark.parametrize("way", ["LD_PRELOAD", "a folder of the environment"])
-def test_a_runtime_that_takes_the_place_of_torchs(way, tmp_path):
-    """As people preload one, and as conda has one for all libraries: torch is bound to that one, and so are we."""
-    own = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")) or sorted(
-        (Path(torch.__file__).parents[1] / "torch.libs").glob("libgomp*")
-    )
+def own_runtime():
+    """The copy that torch's wheel brings."""
+    package = Path(torch.__file__).parent
+    own = sorted((package / "lib").glob("libgomp*")) or sorted((package.parent / "torch.libs").glob("libgomp*"))
     if not own:
         pytest.skip("this torch has no OpenMP runtime of its own")
-    if way == "LD_PRELOAD":
-        other = Path(system_runtime())
-        variables = {"LD_PRELOAD": str(other)}
-    else:  # found by its name before the copy in torch's folder
-        other = tmp_path / own[0].name
-        other.write_bytes(Path(system_runtime()).read_bytes())
-        if own[0].name != "libgomp.so.1":
-            pytest.skip("torch's copy has a name of its own, which no environment has")
-        variables = {"LD_PRELOAD": str(other)}
-    kind, name, *loaded, _ = team("whose+forks", rounds=3, **variables)
+    return own[0]
+
+
+def test_a_runtime_that_is_preloaded():
+    """As people do against "cannot allocate memory in static TLS block": torch is bound to that one, and so are we."""
+    other = Path(system_runtime())
+    own_runtime()
+    kind, name, *loaded, _ = team("whose+forks", rounds=3, LD_PRELOAD=str(other))
     assert kind == "torch" and name == other.name and str(other) in loaded
+
+
+def test_condas_layout(tmp_path):
+    """One runtime for all libraries of the environment, in its own folder, behind a link with the name torch asks."""
+    if own_runtime().name != "libgomp.so.1":
+        pytest.skip("torch's copy has a name of its own, which no environment has")
+    folder = tmp_path / "env" / "lib"
+    folder.mkdir(parents=True)
+    other = folder / "libgomp.so.1.0.0"
+    other.write_bytes(Path(system_runtime()).read_bytes())
+    (folder / "libgomp.so.1").symlink_to(other.name)
+    kind, name, *loaded, _ = team("whose+forks+regions", rounds=3, LD_LIBRARY_PATH=str(folder))
+    assert kind == "torch" and name == "libgomp.so.1" and loaded == [str(other)]
 
 
 def test_a_process_without_threads_to_spare_lives_on():
