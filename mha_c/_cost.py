@@ -17,15 +17,15 @@ from ._arguments import scalars
 from ._arguments.calls import refuses_at_the_call
 from ._explain import explain
 from ._layer.call import AttentionLayer
-from ._layers_with_heads import n_positional, roles_of
+from ._layer.description import Description, describe
+from ._layers_with_heads import n_positional
 from ._recognize import THREE_LINES
 from .config import OPERATIONS, SECONDS, get_num_threads, in_words
 from .errors import ShapeError
 
 __all__ = ["Cost", "Step", "cost"]
 
-INPUTS = "queries", "keys", "values", "heads"  # what each of the four projections of a call takes
-BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
+INPUTS = "queries", "keys", "values"  # what each of the projections of a call takes
 SOFTMAX = 5  # operations per score: maximum, subtract, exp, sum, divide
 # Operations per feature of a score: multiply and add; add, tanh, multiply, add; subtract, multiply, add.
 SCORING = {"products": 2, "sums": 4, "distances": 3}
@@ -91,8 +91,17 @@ class Cost(NamedTuple):
         return "\n".join(lines)
 
 
+class _Product(NamedTuple):
+    """A projection of one call."""
+
+    name: str
+    rows: int
+    in_features: int
+    out_features: int
+
+
 class _Sizes(NamedTuple):
-    """The sizes of one call; projections are (name, rows, in_features, out_features)."""
+    """The sizes of one call."""
 
     heads: int
     rows: int  # queries of all heads and items; columns: keys of all key heads and items
@@ -102,8 +111,8 @@ class _Sizes(NamedTuple):
     value_dim: int
     scoring: str  # one of SCORING
     inputs: list[int]  # features of the layer's inputs: queries, keys, values
-    into: list[tuple[str, int, int, int]]  # projections of the inputs
-    behind: list[tuple[str, int, int, int]]  # that of the heads, if there is one
+    into: list[_Product]  # projections of the inputs
+    behind: list[_Product]  # that of the heads, if there is one
 
 
 @refuses_at_the_call
@@ -184,8 +193,8 @@ def cost(
     n_batch = scalars.whole(batch, "batch")
     if features is not None:
         given = [scalars.whole(features, "features")]
-    sizes = _sizes(layer, n_batch, n_queries, n_keys, given)
-    name = type(layer).__name__ + (f", {sizes.heads} heads" if hasattr(layer, "num_heads") and sizes.heads > 1 else "")
+    sizes = _sizes(describe(layer), n_batch, n_queries, n_keys, given)
+    name = type(layer).__name__ + (f", {sizes.heads} heads" if sizes.heads > 1 else "")
     call, inputs, facts = (layer._to_measure if is_module else partial(_to_measure, layer))(
         [(n_batch, n, size) for n, size in zip((n_queries, n_keys, n_keys), sizes.inputs)], measure
     )
@@ -227,29 +236,9 @@ def _features_of_call(queries: Any, keys: Any, values: Any) -> Optional[list[int
     return [int(np.shape(x)[2]) for x in (queries, given[min(1, len(given) - 1)], given[-1])]
 
 
-class _Linear(NamedTuple):
-    name: str
-    in_features: int  # 0 if not known yet
-    out_features: int
-    parts: int = 1  # 3: queries, keys and values are projected as one
-
-
-def _linears(layer: Any) -> list[Optional[_Linear]]:
-    """The projections of queries, keys, values and of the heads; None where there is none."""
-    if hasattr(type(layer), "_widths"):
-        return [_Linear(*one) for one in layer._widths()]
-    roles = getattr(layer, "_roles", None) or roles_of(layer) or BOOK_NAMES
-    linears = [getattr(layer, role, None) for role in roles]
-    parts = [roles[:3].count(role) for role in roles[:3]] + [1]
-    return [
-        None if W is None else _Linear(role, W.in_features, W.out_features, n)
-        for role, W, n in zip(roles, linears, parts)
-    ]
-
-
-def _sizes(layer: Any, batch: int, queries: int, keys: int, given: Optional[list[int]]) -> _Sizes:
+def _sizes(layer: Description, batch: int, queries: int, keys: int, given: Optional[list[int]]) -> _Sizes:
     """The sizes of a call; the features that are given take the place of sizes that the layer does not know yet."""
-    *into, out_of = _linears(layer)
+    *into, out_of = layer.projections
     last = into[0] if out_of is None else out_of
     given_each = given or [64 if last is None else last.out_features]
     given_each = given_each * 3 if len(given_each) == 1 else given_each
@@ -260,17 +249,15 @@ def _sizes(layer: Any, batch: int, queries: int, keys: int, given: Optional[list
     q, _, v = (n if W is None else W.out_features // W.parts for n, W in zip(inputs, into))
     rows = batch * queries, batch * keys, batch * keys
     projections = [
-        (f"{W.name} {takes if W.parts == 1 else 'inputs'}", n, n_in, W.out_features)
+        _Product(f"{W.name} {takes if W.parts == 1 else 'inputs'}", n, n_in, W.out_features)
         for W, takes, n, n_in in zip(into, INPUTS, rows, inputs)
         if W is not None and (W.parts == 1 or takes == "queries")
     ]
-    heads = 1 if out_of is None else layer.num_heads
-    shared = getattr(layer, "num_kv_heads", heads)
-    of_heads = rows[0], heads * (v // shared)
-    behind = [] if out_of is None else [(f"{out_of.name} {INPUTS[3]}", *of_heads, out_of.out_features)]
-    scoring = "sums" if hasattr(layer, "w_v") else "distances" if hasattr(layer, "kernel") else "products"
+    heads, shared = (layer.num_heads, layer.num_kv_heads) if out_of else (1, 1)
+    joined = heads * (v // shared)
+    behind = [] if out_of is None else [_Product(f"{out_of.name} heads", rows[0], joined, out_of.out_features)]
     counts = heads, heads * rows[0], shared * rows[1], heads * rows[0] * keys
-    return _Sizes(*counts, q // heads, v // shared, scoring, inputs, projections, behind)
+    return _Sizes(*counts, q // heads, v // shared, layer.scoring, inputs, projections, behind)
 
 
 def _steps(s: _Sizes, itemsize: int) -> list[Step]:
@@ -294,7 +281,7 @@ def _steps(s: _Sizes, itemsize: int) -> list[Step]:
 def _naive_memory(s: _Sizes, itemsize: int) -> int:
     """Bytes in addition to inputs, parameters and result, if every array is stored."""
     # Projected q, k and v, and the heads' outputs that W_o reads.
-    projected = sum(n * out for _, n, _, out in s.into)
+    projected = sum(each.rows * each.out_features for each in s.into)
     context = s.rows * s.value_dim if s.behind else 0
     # Scores and weights; or sums and their tanh; or distances, their kernels and weights.
     held = {"products": 2, "sums": 2 * max(1, s.head_dim), "distances": 3}[s.scoring] * s.scores

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 import numpy as np
 
 from . import _core, functional
-from ._arguments import scalars
+from ._arguments import calls, scalars
 from ._arguments.arrays import floats, to_array, to_arrays
-from ._arguments.calls import refuses_at_the_call
+from ._arguments.calls import INPUTS, refuses_at_the_call
 from ._arguments.options import OPTIONS, core_options, projected
 from ._decoder.caches import KeyValueCache, ProjectedKeyValues, check_steps, most, step_counts, weights_of
 from ._decoder.rolling import options_of_rows
 from ._decoder.steps import DecodingLayer, check_cache
-from ._layer.call import AttentionLayer, Given
-from ._layer.plan import BOOK_NAMES, Plan
+from ._layer.call import AttentionLayer
+from ._layer.description import BOOK_NAMES, describe
+from ._layer.plan import Plan
 from ._recognize import THREE_LINES
 from .config import SECONDS, in_words, threads_of
 
@@ -108,9 +109,9 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
         If `call` is none of these.  Other errors are those of the call itself.
     """
     if isinstance(call, AttentionLayer):
-        return _explain_layer(call, *args, **options)
+        return _explain_layer(call, *_arguments(call, args, options))
     if hasattr(type(call), "_explained"):
-        return _explain_module(call, *args, **options)
+        return _explain_module(call, *_arguments(call, args, options))
     if call is functional.dot_product_attention or call is functional.additive_attention:
         return _explain_function(call, args, options)
     why = _why_left(call)
@@ -154,21 +155,32 @@ def _not_a_layer(call: Any) -> TypeError:
 # --- Which call ---------------------------------------------------------------------------------------
 
 
-def _explain_layer(layer: AttentionLayer, *args: Any, **options: Any) -> Explanation:
+def _arguments(layer: Any, args: tuple[Any, ...], options: Facts) -> tuple[tuple[Any, ...], Facts]:
+    """The arguments of a call, refused in the words of the call."""
+    call = "forward" if hasattr(type(layer), "forward") else "__call__"
+    signature = inspect.signature(getattr(type(layer), call))
+    _, *parameters = signature.parameters.values()
+    kinds, known = {each.kind for each in parameters}, {each.name for each in parameters}
+    if not known.issuperset(options) and inspect.Parameter.VAR_KEYWORD not in kinds:
+        raise calls.misnamed(layer, call, [name for name in options if name not in known])
+    needed = [x.name for x in parameters if x.default is x.empty and x.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    names = ", ".join(needed if needed and "queries" not in known else INPUTS[:3])
+    advice = f"explain needs the arguments of the call, too: explain(layer, {names})"
     if not args and not options:
-        raise _nothing_given(layer)
-    found: list[Any] = []
-    spy: Any = copy.copy(layer)  # its call stops where the layer's own would compute
-    vars(spy)["_called"] = lambda *arguments: found.extend(arguments)
-    spy(*args, **options)
-    queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache = found
-    if queries is None or keys is None:
-        raise _nothing_given(layer)
-    given = Given(valid_lens, causal, keep_mask, bias)
+        raise TypeError(advice)
+    try:
+        bound = signature.bind(layer, *args, **options)
+    except TypeError as error:
+        raise TypeError(f"{type(layer).__name__}: {error}.  {advice}") from None
+    return bound.args[1:], bound.kwargs
+
+
+def _explain_layer(layer: AttentionLayer, args: tuple[Any, ...], options: Facts) -> Explanation:
+    (queries, keys, values), given, training, cache = layer._asked(*args, **options)
     projected: tuple[str, ...] = ()
     if isinstance(layer, DecodingLayer) and type(keys) is ProjectedKeyValues:
         projected = keys._projections
-        keys, values, valid_lens = layer._projected_arguments(keys, values, valid_lens)
+        keys, values, valid_lens = layer._projected_arguments(keys, values, given.valid_lens)
         given = given._replace(valid_lens=valid_lens)
     inputs, _ = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
     plan = layer._current_plan(inputs[0]) or layer._plan_of_zeros(inputs)
@@ -176,7 +188,7 @@ def _explain_layer(layer: AttentionLayer, *args: Any, **options: Any) -> Explana
     steps: dict[str, Facts] = {}
     if cache is not None:
         check_cache(cache, in_training)
-        counts = step_counts(valid_lens, cache.batch, inputs[0].shape[1])
+        counts = step_counts(given.valid_lens, cache.batch, inputs[0].shape[1])
         masks = layer._seen_of_steps(given, cache, counts, inputs[0].shape[1])  # type: ignore[attr-defined]
         steps, inputs, lens, seen = _of_steps(layer, plan, inputs, cache, counts, masks)
         projected = tuple(steps)
@@ -186,9 +198,10 @@ def _explain_layer(layer: AttentionLayer, *args: Any, **options: Any) -> Explana
         *inputs, lens, *plan.without(projected).in_core, layer._dropout.p if in_training else 0.0, 0, in_training, seen
     )
     projections = {**steps, **facts["projections"]}
-    roles = dict(zip(BOOK_NAMES, _names(layer)))
-    facts["projections"] = {role: projections[name] for name, role in roles.items() if name in projections}
-    return _explanation(type(layer).__name__, {"dtype": inputs[0].dtype.name, **facts}, layer._roles[3])
+    names = describe(layer)
+    labels = dict(zip(BOOK_NAMES, names.labels))
+    facts["projections"] = {label: projections[name] for name, label in labels.items() if name in projections}
+    return _explanation(type(layer).__name__, {"dtype": inputs[0].dtype.name, **facts}, names.names[3])
 
 
 def _of_steps(
@@ -199,7 +212,7 @@ def _of_steps(
     queries, *rows = inputs
     check_steps(cache.batch, queries=queries.shape, keys=rows[0].shape, values=rows[1].shape)
     after = cache._check(weights_of(*layer._projecting(plan.states)), counts)
-    packed = dict(zip(("W_q", "W_k", "W_v"), plan.in_core[0]))
+    packed = dict(zip(BOOK_NAMES, plan.in_core[0]))
     steps, seen = {}, []
     for name, x in zip(("W_k", "W_v"), rows):
         features = x.shape[2]
@@ -213,19 +226,7 @@ def _of_steps(
     return steps, (queries, *seen), lens, options_of_rows(cache, after, masks) if in_order else None
 
 
-def _nothing_given(layer: Any) -> TypeError:
-    parameters = inspect.signature(getattr(layer, "forward", layer)).parameters
-    needed = [name for name, each in parameters.items() if each.default is each.empty and each.kind <= _BY_PLACE]
-    names = ", ".join(["queries", "keys", "values"] if "queries" in parameters or not needed else needed)
-    return TypeError(f"explain needs the arguments of the call, too: explain(layer, {names})")
-
-
-_BY_PLACE = inspect.Parameter.POSITIONAL_OR_KEYWORD
-
-
-def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
-    if not args and not options:
-        raise _nothing_given(module)
+def _explain_module(module: Any, args: tuple[Any, ...], options: Facts) -> Explanation:
     name, facts = type(module).__name__, module._explained(*args, **options)
     way = [("way", facts["why"])] if "why" in facts else []
     if "projections" in facts:
@@ -237,12 +238,6 @@ def _explain_module(module: Any, *args: Any, **options: Any) -> Explanation:
     counted = f": {_counted(facts)}" if "attention" in facts else ""  # a call that is not read has no sizes
     title = f"{name}, {facts['dtype']} on {facts['device']}{counted}"
     return Explanation(title, {"call": name, **facts}, facts["why"], way)
-
-
-def _names(layer: Any) -> list[str]:
-    """The layer's names of the four projections; of one for all inputs, of its parts."""
-    parts = zip(layer._roles, ("queries", "keys", "values", "heads"))
-    return [role if layer._roles.count(role) == 1 else f"{role}, {part}" for role, part in parts]
 
 
 def _explain_function(function: Callable[..., Any], args: tuple[Any, ...], options: Facts) -> Explanation:

@@ -10,11 +10,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
 
 from ._layer.call import AttentionLayer
+from ._layer.description import describe
 from ._layer.lacks import check_has
 from ._layer.module import Dropout, Trained
 from .viz.sources import collect, to_numpy
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from ._types import Array
 
 LayerWithHeads = Union["NumpyLayer", "TorchLayer"]
-# Names of the four projections: the book's names, and those of variants.MultiHeadedSelfAttention.
-ROLES = (
-    ("W_q", "W_k", "W_v", "W_o"),
-    ("query_projection", "key_projection", "value_projection", "final_linear_layer"),
-)
 DEEPEST = 6  # layers are searched in so many levels of objects, lists and dicts below a NumPy model
 
 
@@ -36,12 +32,11 @@ def find(model: Any, word: str) -> dict[str, LayerWithHeads]:
     found: dict[str, LayerWithHeads] = {}
     if callable(getattr(model, "named_modules", None)):
         for name, module in model.named_modules():
-            roles = roles_of(module)
-            if roles is not None:
-                found[name] = TorchLayer(module, roles, name)
+            if describe(module).has_heads:
+                found[name] = TorchLayer(module, name)
     else:
         for name, layer in _numpy_layers(model, "", set(), 0):
-            if getattr(layer, "_by_head", False):
+            if describe(layer).has_heads:
                 found[name] = NumpyLayer(layer, name)
     if not found:
         check_has(model, word)
@@ -78,18 +73,6 @@ def _numpy_layers(holder: Any, name: str, seen: set[int], depth: int) -> Iterato
         yield from _numpy_layers(member, f"{name}.{key}" if name else str(key), seen, depth + 1)
 
 
-def roles_of(module: Any) -> Optional[tuple[str, ...]]:
-    """The children of a torch module that project queries, keys, values and joined heads; "" where it has none, None if
-    it is no such module."""
-    if not hasattr(module, "num_heads"):
-        return None
-    if hasattr(module, "in_proj_weight") and hasattr(module, "out_proj"):  # torch.nn.MultiheadAttention
-        return ("", "", "", "out_proj")
-    if hasattr(module, "W_qkv") and hasattr(module, "W_o"):  # the attention of the book's GPT
-        return ("W_qkv", "W_qkv", "W_qkv", "W_o")
-    return next((roles for roles in ROLES if all(hasattr(module, role) for role in roles)), None)
-
-
 def n_positional(call: Any) -> int:
     """How many arguments a layer's call takes by position: a self-attention takes one."""
     kinds = [one.kind for one in inspect.signature(call).parameters.values()]
@@ -113,10 +96,11 @@ class Cut(NamedTuple):
         return x[:, numbers] if self.axis else x[numbers]
 
 
-def _cuts(layer: Any, roles: Sequence[str], heads: Sequence[int], num_heads: int) -> dict[str, Cut]:
+def _cuts(layer: Any, heads: Sequence[int]) -> dict[str, Cut]:
     """{name of a projection: what is left of it if these heads of the layer are}; heads that share keys stay or go
     together: ValueError."""
-    n_shared = getattr(layer, "num_kv_heads", num_heads)
+    of_layer = describe(layer)
+    num_heads, n_shared = of_layer.num_heads, of_layer.num_kv_heads
     group, left = num_heads // n_shared, []
     for shared in range(n_shared):
         members = range(shared * group, (shared + 1) * group)
@@ -128,10 +112,10 @@ def _cuts(layer: Any, roles: Sequence[str], heads: Sequence[int], num_heads: int
             )
         left += [shared] if stay else []
     cuts = {}
-    for place, role in enumerate(roles):
-        of_keys = place in (1, 2) and roles.count(role) == 1
-        some, count = (left, n_shared) if of_keys else (heads, num_heads)
-        cuts[role] = Cut(int(place == 3), tuple(some), count, list(roles[:3]).count(role) or 1)
+    for place, each in enumerate(of_layer.projections):
+        if each is not None:
+            some, count = (left, n_shared) if place in (1, 2) and each.parts == 1 else (heads, num_heads)
+            cuts[each.name] = Cut(int(place == 3), tuple(some), count, each.parts)
     return cuts
 
 
@@ -182,7 +166,7 @@ class NumpyLayer(NumpyPart):
         self._name, self.num_heads = name, layer._num_heads
         if layer._parameters.is_open():
             raise ValueError(_open(name))
-        self._out = layer._linears[layer._roles[3]]
+        self._out = layer._linears[describe(layer).names[3]]
 
     @contextmanager
     def with_head_silenced(self, head: int) -> Iterator[None]:
@@ -210,13 +194,13 @@ class NumpyLayer(NumpyPart):
 
     def check_prunable(self, left: Sequence[int]) -> None:
         """An error if a layer cannot lose all heads but these."""
-        _cuts(self._layer, self._layer._roles, left, self.num_heads)
+        _cuts(self._layer, left)
 
     def keep_heads(self, heads: Sequence[int], cut: dict[int, Any]) -> None:
         """Keep only these heads."""
         layer, parameters = self._layer, self._layer._parameters
         with parameters.lock:
-            states, cuts = {}, _cuts(layer, layer._roles, heads, self.num_heads)
+            states, cuts = {}, _cuts(layer, heads)
             for name, state in parameters.states.items():
                 bias = state.bias if state.bias is None or cuts[name].axis else cuts[name].of(state.bias)
                 states[name] = state.replace(np.ascontiguousarray(cuts[name].of(state.weight)), bias)
@@ -230,10 +214,10 @@ class NumpyLayer(NumpyPart):
 class TorchLayer:
     """A torch module with four Linear children and num_heads; for measuring also a torch.nn.MultiheadAttention."""
 
-    def __init__(self, module: Any, roles: tuple[str, ...], name: str) -> None:
-        self._module, self._roles, self._name = module, roles, name
+    def __init__(self, module: Any, name: str) -> None:
+        self._module, self._names, self._name = module, describe(module).names, name
         self.num_heads = int(module.num_heads)
-        self._linears: list[Any] = [getattr(module, role) if role else None for role in roles]
+        self._linears: list[Any] = [getattr(module, each, None) for each in self._names]
         if any("Uninitialized" in type(getattr(linear, "weight", None)).__name__ for linear in self._linears):
             raise ValueError(_open(name))
 
@@ -242,7 +226,7 @@ class TorchLayer:
         """The weight of the output projection; each head has a block of its columns."""
         out = self._linears[3]
         if not _is_plain(out):
-            raise TypeError(_not_plain(self._roles[3], out))
+            raise TypeError(_not_plain(self._names[3], out))
         return out.weight
 
     @contextmanager
@@ -292,14 +276,14 @@ class TorchLayer:
                 "torch.nn.MultiheadAttention cannot lose heads: they must fill embed_dim.  Modules whose projections "
                 "are children of their own, such as mha_c.torch.MultiHeadAttention, can"
             )
-        _cuts(self._module, self._roles, left, self.num_heads)
-        for role, linear in zip(self._roles, self._linears):
+        _cuts(self._module, left)
+        for role, linear in zip(self._names, self._linears):
             if not _is_plain(linear):
                 raise TypeError(_not_plain(role, linear))
 
     def cuts(self, heads: Sequence[int]) -> Iterator[tuple[Any, str, Cut]]:
         """Each parameter that changes: its Linear, its name there, and what is left of it."""
-        for role, cut in _cuts(self._module, self._roles, heads, self.num_heads).items():
+        for role, cut in _cuts(self._module, heads).items():
             linear = getattr(self._module, role)
             for name in ("weight",) if cut.axis else ("weight", "bias"):
                 if getattr(linear, name) is not None:

@@ -43,10 +43,14 @@ def grouped_sizes(num_hiddens: Any, num_heads: Any, num_kv_heads: Any, rope: Any
     return num_hiddens, num_heads, num_kv_heads
 
 
-def corner(causal: bool, valid_lens: Any, given: Causal) -> Any:
+def corner(causal: bool, keys: Any, valid_lens: Any, given: Causal) -> Any:
     """The corner of a call: `given`; if that is None, of the book's causal mask, which is that of torch's is_causal,
-    or, with lengths, one where the last query sees the last key."""
-    return causal and ("top_left" if valid_lens is None else "bottom_right") if given is None else given
+    or, with lengths, also of keys that were projected with them, one where the last query sees the last key."""
+    if given is not None or not causal:
+        return causal if given is None else given
+    if valid_lens is None and isinstance(keys, ProjectedKeyValues):
+        valid_lens = keys._valid_lens
+    return "top_left" if valid_lens is None else "bottom_right"
 
 
 def check_is_causal(causal: Causal) -> None:
@@ -193,9 +197,16 @@ class GQAAttention(RotatesHeads):
         keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
     ) -> Any:  # fmt: skip
         if cache is None:
-            known = keys._valid_lens if valid_lens is None and type(keys) is ProjectedKeyValues else valid_lens
-            causal = corner(self.causal, known, causal)
+            causal = corner(self.causal, keys, valid_lens, causal)
         return self._called(queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache)
+
+    def _asked(
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = None,
+        cache: Any = None, **others: Any,
+    ) -> Any:  # fmt: skip
+        if cache is None:
+            causal = corner(self.causal, keys, valid_lens, causal)
+        return super()._asked(queries, keys, values, valid_lens, causal=causal or False, cache=cache, **others)
 
     @overload
     def backward(self, grad_output: NDArray[Real]) -> tuple[NDArray[Real], NDArray[Real], NDArray[Real]]: ...
@@ -309,8 +320,20 @@ class CausalAttention(RotatesHeads):
         if valid_lens is not None:
             counted(cache, others, valid_lens)
         if type(X) is not np.ndarray or X.ndim != 3 or X.shape[2] != self._num_hiddens:
-            check_features(floats(to_array(X, "X"), "X"), "X", self._num_hiddens)
+            self._check_input(X)
         return self._called(X, X, X, None, "top_left", keep_mask, bias, training, None)
+
+    def _asked(  # type: ignore[override]  # of one input
+        self, X: Any, *others: Any, causal: Causal = True, cache: Any = None, valid_lens: Any = None, **more: Any
+    ) -> Any:
+        check_is_causal(causal)
+        counts = None if cache is valid_lens is None else counted(cache, others, valid_lens)
+        if cache is None:
+            self._check_input(X)
+        return super()._asked(X, X, X, counts, causal="top_left" if cache is None else False, cache=cache, **more)
+
+    def _check_input(self, X: Any) -> None:
+        check_features(floats(to_array(X, "X"), "X"), "X", self._num_hiddens)
 
     def _packed(self, states: States, dtype: Any) -> tuple[Any, ...]:
         return *states["W_qkv"].packed_parts(dtype, 3), states["W_o"].packed(dtype)
@@ -318,9 +341,6 @@ class CausalAttention(RotatesHeads):
     def _rows(self, states: States) -> Any:
         n = states["W_qkv"].out_features // 3
         return (0, n), (n, n), (2 * n, n)
-
-    def _projecting(self, states: States) -> tuple[Any, ...]:
-        return (states["W_qkv"],)
 
     @overload  # type: ignore[override]  # of one input
     def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...

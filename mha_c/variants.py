@@ -19,6 +19,7 @@ from ._arguments.calls import refuses_at_the_call
 from ._arguments.constructors import divisible
 from ._core import linear
 from ._layer.call import AttentionLayer
+from ._layer.description import KNOWN_NAMES
 from ._layer.module import Layer
 from .errors import ShapeError
 from .functional import dot_product_attention
@@ -123,7 +124,7 @@ class MultiHeadedSelfAttention(AttentionLayer):
 
     query_projection, key_projection = Projection(), Projection()
     value_projection, final_linear_layer = Projection(), Projection()
-    _roles = "query_projection", "key_projection", "value_projection", "final_linear_layer"
+    _roles = KNOWN_NAMES[2]
     _by_head = True
 
     @refuses_at_the_call
@@ -147,6 +148,9 @@ class MultiHeadedSelfAttention(AttentionLayer):
         check_features(floats(array, "x"), "x", self.d_model)
         source = x if as_tensor else array  # a tensor is passed on, so that attention_weights is a tensor too
         return super().__call__(source, source, source)
+
+    def _asked(self, x: Any) -> Any:  # type: ignore[override]  # of one input
+        return super()._asked(x, x, x)
 
     @overload  # type: ignore[override]
     def backward(self, grad_output: NDArray[Real]) -> NDArray[Real]: ...

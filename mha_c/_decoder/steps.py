@@ -50,8 +50,8 @@ class DecodingLayer(AttentionLayer):
         check_causal_steps(causal)
 
     def _projecting(self, states: States) -> tuple[Optional[State], ...]:
-        """The projections of keys and values."""
-        return states.get("W_k"), states.get("W_v")
+        """The projections of keys and values: two, or one for both."""
+        return tuple(states.get(name) for name in dict.fromkeys(self._roles[1:3]))
 
     @refuses_at_the_call
     def new_cache(

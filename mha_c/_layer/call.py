@@ -21,7 +21,7 @@ from .._summary import Scores
 from ..linear import State, packing_type
 from .kept_weights import Kept, saved_weights
 from .module import Dropout
-from .plan import BOOK_NAMES, NO_WAY_BACK, Plan, Planned
+from .plan import NO_WAY_BACK, Plan, Planned
 from .viewable import Viewable
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ class AttentionLayer(Planned, Viewable):
     A layer describes itself: its projections, its heads, and whether its rows are turned.
     """
 
-    _roles = BOOK_NAMES  # names of the four projections
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _num_kv_heads: Optional[int] = None  # heads of keys and values; None: as many
     _by_head = False  # whether attention_weights has an axis for the heads
@@ -172,6 +171,13 @@ class AttentionLayer(Planned, Viewable):
             if keys.ndim != 3 or values.ndim != 3:
                 calls.check_order(type(self).__name__, keys, values, given.valid_lens)
         return self._run((queries, keys, values), given, training, as_tensor)
+
+    def _asked(
+        self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = False,
+        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Any = None,
+    ) -> tuple[tuple[Any, ...], Given, Optional[bool], Any]:  # fmt: skip
+        """What a call with these arguments computes, for mha_c.explain: the arguments of `_call`."""
+        return (queries, keys, values), Given(valid_lens, causal, keep_mask, bias), training, cache
 
     def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
         """What turns queries and keys of n steps from `first` on, if something does: see `_core.layer_step`."""

@@ -9,13 +9,12 @@ import numpy as np
 
 from .._arguments.core_refusals import PackedForOthers
 from .._core import isa
+from .description import BOOK_NAMES
 from .module import Layer
 
 if TYPE_CHECKING:
     from .._types import Array
     from ..linear import Parameters, States
-
-BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
 
 NO_WAY_BACK = (
     "the last call in training mode was given projected keys, through which no gradient reaches W_k: give it the keys "

@@ -10,9 +10,9 @@ from .advice import THREE_LINES
 from .names import CONFIGS, HEADS, books_name, heads_of, parameters, root_of
 from .roles import arguments, roles
 from .stored import Part
-from .weights import ADDITIVE, MULTI_HEAD, Weights, weights_of
+from .weights import Weights, weights_of
 
 __all__ = [
-    "ADDITIVE", "CONFIGS", "HEADS", "MULTI_HEAD", "THREE_LINES", "Part", "Weights", "arguments", "books_name",
-    "heads_of", "parameters", "roles", "root_of", "weights_of",
+    "CONFIGS", "HEADS", "THREE_LINES", "Part", "Weights", "arguments", "books_name", "heads_of", "parameters",
+    "roles", "root_of", "weights_of",
 ]  # fmt: skip

@@ -15,8 +15,6 @@ import numpy as np
 from .names import OTHERS, heads_of, root_of
 from .stored import PER_HEAD, Leaf, Part, as_it_was, at, bias_of, leaves_of, paths, place, shape_of, stored_in, write
 
-MULTI_HEAD = "W_q", "W_k", "W_v", "W_o"
-ADDITIVE = "W_q", "W_k", "w_v"
 _ANY = "linear proj projection fc dense w".split()
 _JOINING = ((2,), (0, 1)), ((0,), (1, 2)), ((1,), (0, 2))  # of W_o: (H, K, D), (D, H, K), (H, D, K)
 _SCORERS = "w_v wv v va v_a vt v_t score energy".split()

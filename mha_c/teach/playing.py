@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .._arguments.calls import refuses_at_the_call
+from .._layer.description import BOOK_NAMES, describe
 from ..errors import ShapeError
 from ..viz.page import Page
 from ..viz.sources import to_numpy
@@ -119,7 +120,10 @@ def multi_head(
         queries, keys, values, valid_lens = last_call(layer, "multi_head", "MultiHeadAttention")
     keys = queries if keys is None else keys
     inputs = read(queries, keys, keys if values is None else values, valid_lens, tokens, example, same_features=False)
-    weights, biases = _parameters(layer, "W_q", "W_k", "W_v", "W_o")
+    weights, biases = _parameters(layer, *BOOK_NAMES)
+    if not describe(layer).is_of_the_book:
+        does = f"{type(layer).__name__} does more: view() shows its weights"
+        raise TypeError(f"multi_head draws the lines of MultiHeadAttention, and {does}")
     heads = int(layer.num_heads)
     made = {"queries": inputs.q, "keys": inputs.k, "values": inputs.v, **weights}
     for name, x in (("q", inputs.q), ("k", inputs.k), ("v", inputs.v)):

@@ -4,7 +4,7 @@ facts of this way."""
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from .. import _core
 from .._arguments import scalars
 from .._arguments.arrays import to_lengths
 from .._arguments.options import core_corner
-from .._layers_with_heads import n_positional, roles_of
+from .._layer.description import describe
+from .._layers_with_heads import n_positional
 from ._call import formulas
 from ._call.attention import any_needs_grad
 from ._call.children import Parts, standard_parts
@@ -118,43 +119,28 @@ def explained_heads(module: Any, *arguments: Any, **named: Any) -> Facts:
     given = [x for name, x in call.arguments.items() if name != "self"]
     queries, keys, values = given[:3] if all(isinstance(x, Tensor) for x in given[:3]) and given[2:] else given[:1] * 3
     check_inputs(queries=queries, keys=keys, values=values)
-    (batch, n_queries, n_keys), heads = module._rows_of_call(queries, keys), HeadSizes.of(module)
-    counts = dict(zip(COUNTS, (batch, heads.queries, n_queries, n_keys)))
+    (batch, n_queries, n_keys), heads = module._rows_of_call(queries, keys), describe(module)
+    counts = dict(zip(COUNTS, (batch, heads.num_heads, n_queries, n_keys)))
     plain = {type(x) for x in (queries, keys, values)}.issubset(PLAIN) and queries.dtype in FLOATS and on_cpu(queries)
     way = CORE if plain and not (is_compiling() or watched()) else GENERAL
     why = f"torch's operations for the projections; for the attention of the heads {WHY[way]}"
     facts = _told(queries, way, why)
-    size, projected = queries.element_size(), batch * heads.shared * n_keys * heads.size
-    q, k, v = batch * heads.queries * n_queries * heads.size, projected, projected
+    size, projected = queries.element_size(), batch * heads.num_kv_heads * n_keys * heads.head_dim
+    q, k, v = batch * heads.num_heads * n_queries * heads.head_dim, projected, projected
     held = {"scratch_bytes": (2 * q + k + v) * size, "kept_bytes": (q + k) * size}
     if way == GENERAL:
         by = (
             "scaled_dot_product_attention" if formulas.fits(queries, keys) else "its operations, for all scores at once"
         )
-        more = 0 if by.startswith("scaled") else 2 * batch * heads.queries * n_queries * n_keys * size
+        more = 0 if by.startswith("scaled") else 2 * batch * heads.num_heads * n_queries * n_keys * size
         held["scratch_bytes"] += more
         return {**facts, "attention": counts, "by": by, **held}
     kind = np.float64 if queries.dtype is torch.float64 else np.float32
-    shapes = (heads.queries, n_queries), (heads.shared, n_keys), (heads.shared, n_keys)
-    zeros = (np.broadcast_to(kind(0), (batch, *shape, heads.size)) for shape in shapes)
+    shapes = (heads.num_heads, n_queries), (heads.num_kv_heads, n_keys), (heads.num_kv_heads, n_keys)
+    zeros = (np.broadcast_to(kind(0), (batch, *shape, heads.head_dim)) for shape in shapes)
     attention = _core.explain_attention(*zeros)
     held["scratch_bytes"] += attention["scratch_bytes"]
     return {**facts, "projections": {}, "attention": attention, **held, "kept": "queries and keys"}
-
-
-class HeadSizes(NamedTuple):
-    """How many heads of queries, of keys and values, and features of each."""
-
-    queries: int
-    shared: int
-    size: int
-
-    @classmethod
-    def of(cls, module: Any) -> HeadSizes:
-        roles = roles_of(module)
-        assert roles is not None  # it has heads
-        joined = getattr(module, roles[3]).in_features
-        return cls(module.num_heads, getattr(module, "num_kv_heads", module.num_heads), joined // module.num_heads)
 
 
 def to_measure(module: Any, sizes: Any, drawn: bool) -> tuple[Any, Any, Facts]:

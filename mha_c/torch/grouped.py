@@ -14,6 +14,7 @@ from .._arguments import calls, scalars
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import check_causal_steps
 from .._decoder.steps import DecodingLayer
+from .._layer.description import BOOK_NAMES
 from ._call import general
 from ._call.children import Layout
 from ._call.formulas import visible_keys
@@ -222,7 +223,7 @@ class GQAAttention(RotatesHeads):
             elif cache is not None:
                 corner = self._check_looks_back(causal)
             else:
-                corner = of_numpy.corner(self.causal, valid_lens, causal)
+                corner = of_numpy.corner(self.causal, keys, valid_lens, causal)
             asked = new_record(Asked, (valid_lens, keep_mask, bias, corner, None))
             return self._called((queries, keys, values), asked, cache)
         except Exception as error:
@@ -236,7 +237,7 @@ class GQAAttention(RotatesHeads):
         self, queries: Any = None, keys: Any = None, values: Any = None, valid_lens: Any = None, *, causal: Any = None,
         **others: Any,
     ) -> dict[str, Any]:  # fmt: skip
-        corner = of_numpy.corner(self.causal, valid_lens, causal)
+        corner = of_numpy.corner(self.causal, keys, valid_lens, causal)
         return explained(self, queries, keys, values, valid_lens, causal=corner, **others)
 
     def _head_counts(self) -> Any:
@@ -266,7 +267,7 @@ class GQAAttention(RotatesHeads):
         ) -> Tensor: ...  # fmt: skip
 
 
-GQAAttention._layout = layout_of(enumerate(("W_q", "W_k", "W_v", "W_o")))
+GQAAttention._layout = layout_of(enumerate(BOOK_NAMES))
 
 
 @twin(of_numpy.CausalAttention)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .. import layers as of_numpy
 from .._arguments import constructors, scalars
 from .._arguments.calls import refuses_at_the_call
+from .._layer.description import BOOK_NAMES
 from ..masking import TransposesHeads
 from . import masking
 from ._call import general
@@ -150,7 +151,7 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
 
 
 MultiHeadAttention._layout = Layout.of(
-    enumerate(("W_q", "W_k", "W_v", "W_o")),
+    enumerate(BOOK_NAMES),
     ("attention", DotProductAttention),
     [(None, name, getattr(MultiHeadAttention, name)) for name in ("transpose_qkv", "transpose_output")],
 )

@@ -114,14 +114,6 @@ class MultiheadAttention(nn.MultiheadAttention, ShowsWeights, Viewable):
 
     _explained, _to_measure = explained_heads, to_measure  # for mha_c.explain and mha_c.cost
 
-    def _widths(self) -> list[Any]:
-        """(name, in_features, out_features, parts) of the projections of queries, keys, values and joined heads."""
-        out = ("out_proj", self.embed_dim, self.embed_dim, 1)
-        if self.in_proj_weight is not None:
-            return [*[("in_proj", self.embed_dim, 3 * self.embed_dim, 3)] * 3, out]
-        sizes = zip("qkv", (self.embed_dim, self.kdim, self.vdim))
-        return [*[(f"{name}_proj", size, self.embed_dim, 1) for name, size in sizes], out]
-
     def _rows_of_call(self, queries: Tensor, keys: Tensor) -> tuple[int, int, int]:
         of_rows = 0 if queries.dim() == 2 else int(self.batch_first)
         batch = 1 if queries.dim() == 2 else queries.shape[1 - of_rows]

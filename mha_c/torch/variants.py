@@ -17,6 +17,7 @@ from .. import variants as of_numpy
 from .._arguments import scalars
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.constructors import divisible
+from .._layer.description import KNOWN_NAMES
 from ._call.formulas import composed
 from ._call.inputs import check_projected
 from ._call.records import AttentionCall
@@ -85,13 +86,13 @@ class MultiHeadedSelfAttention(AttendsHeads):
     ) -> None:
         super().__init__()
         self.d_model, self.num_heads = divisible(d_model, "d_model", num_heads)
-        for name in of_numpy.MultiHeadedSelfAttention._roles:
+        for name in KNOWN_NAMES[2]:
             setattr(self, name, nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype))
 
     @refuses_at_the_call
     def forward(self, x: Tensor) -> Tensor:
         """Attention of x to itself: see the class."""
-        linears = [getattr(self, name) for name in of_numpy.MultiHeadedSelfAttention._roles]
+        linears = [getattr(self, name) for name in KNOWN_NAMES[2]]
         for linear in linears[:3]:
             check_projected(linear, "x", x)
         attended = partial(self._attended, AttentionCall(empty_rows="uniform"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.calls import refuses_at_the_call
+from .._layer.description import BOOK_NAMES, describe
 from ..errors import ShapeError
 from . import labels
 from .page import Page, as_javascript, frame
@@ -18,7 +19,6 @@ from .whole_page import whole_page
 
 LARGEST, MOST_FEATURES = 64, 256  # rows that can be looked at; numbers that a page should carry
 ELEMENT = re.compile(r'(?=<div class="mhac" data-mhac="playground">)')
-PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 
 
 class Playground(Page):
@@ -127,14 +127,17 @@ def _own_weights(weights: Any, example: int) -> dict[str, Any]:
 
 def _own_layer(source: Any, inputs: Any, valid_lens: Any, example: int) -> dict[str, Any]:
     """Parameters and inputs, from which the page computes what the layer computes."""
-    if not all(hasattr(source, name) for name in PROJECTIONS):
+    if not all(hasattr(source, name) for name in BOOK_NAMES):
         raise TypeError(f"inputs: {type(source).__name__} has no W_q, W_k, W_v and W_o to compute with")
+    if not describe(source).is_of_the_book:
+        name = type(source).__name__
+        raise TypeError(f"inputs: the page computes MultiHeadAttention alone, and {name} does more; leave inputs out")
     given = inputs if isinstance(inputs, tuple) else (inputs,) * 3
     if len(given) != 3:
         raise ValueError(f"inputs: one array, or (queries, keys, values), got {len(given)}")
     arrays = [_rows(x, name, example) for x, name in zip(given, ("queries", "keys", "values"))]
-    layers = [getattr(source, name) for name in PROJECTIONS]
-    matrices = [to_numpy(on_cpu(layer.weight), name) for layer, name in zip(layers, PROJECTIONS)]
+    layers = [getattr(source, name) for name in BOOK_NAMES]
+    matrices = [to_numpy(on_cpu(layer.weight), name) for layer, name in zip(layers, BOOK_NAMES)]
     for array, matrix, name in zip(arrays, matrices, ("queries", "keys", "values")):
         if array.shape[1] != matrix.shape[1]:
             raise ShapeError(f"inputs: {name} have {array.shape[1]} features, the layer takes {matrix.shape[1]}")

@@ -142,7 +142,7 @@ ORDER = [
     ("_arguments.core_refusals",),
     ("_arguments.arrays", "_arguments.calls", "_layer.kept_weights"),
     ("_arguments.masks",),
-    ("_layer.viewable", "_layer.lacks"),
+    ("_layer.viewable", "_layer.lacks", "_layer.description"),
     ("config",),
     ("masking", "linear"),
     ("_layer.module", "_decoder.span"),

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._layer.description import BOOK_NAMES
 from .._call.records import Parameters
 from .._reading.products import Projected, Rows
 from .layer import Layer
@@ -16,13 +17,12 @@ from .layer import Layer
 def parameters_of(layer: Layer) -> tuple[Any, Any]:
     """(which rows of a joint weight those of queries, keys and values are, or None; the Parameters of a layer, or a
     function that makes them where a weight is rows or columns of the reader's)."""
-    names = ("W_q", "W_k", "W_v", "W_o")
-    given = dict(zip(names, layer.projections))
+    given = dict(zip(BOOK_NAMES, layer.projections))
     rows = _joint(layer.projections[:3])
     if rows is not None:
         W, b = (parts[0].value if parts else None for parts in layer.projections[0][:2])  # type: ignore[index]
         whole = Projected((Rows(W, range(int(W.shape[0]))),), (Rows(b, range(int(b.shape[0]))),) if b else (), ())  # type: ignore[union-attr,arg-type]
-        given.update(dict.fromkeys(names[:3], whole))
+        given.update(dict.fromkeys(BOOK_NAMES[:3], whole))
     plain = all(x is None or _is_whole(x) for x in given.values())
     plain = plain and (layer.w_v is None or (len(layer.w_v.shape) == 2 and layer.w_v.shape[0] == 1))
 
