@@ -9,6 +9,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 _COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
@@ -17,7 +18,8 @@ _SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult
             ast.Mod: "%"}  # fmt: skip
 _NAMES = {"tril": "triu", "triu": "tril", "sin": "cos", "cos": "sin", "log_softmax": "softmax", "relu": "tanh",
           "sigmoid": "tanh", "softmin": "softmax", "mean": "sum", "argmax": "max", "tile": "repeat",
-          "repeat": "repeat_interleave"}  # fmt: skip
+          "repeat": "repeat_interleave", "exp2": "exp", "expm1": "exp", "min": "max", "amin": "amax",
+          "prod": "sum"}  # fmt: skip
 
 
 class Edit(NamedTuple):
@@ -27,16 +29,23 @@ class Edit(NamedTuple):
     end: int
     text: str
 
+    def size(self, line: bytes) -> int:
+        """How many characters it changes."""
+        same = SequenceMatcher(None, line[self.start : self.end].decode(), self.text, autojunk=False)
+        return self.end - self.start + len(self.text) - 2 * sum(each.size for each in same.get_matching_blocks())
+
 
 class Names(NamedTuple):
-    """What a function's lines may read: its variables, and the attributes of self that its class has."""
+    """What a function's lines may read: its variables, the attributes of self that its class has, and the names of its
+    file."""
 
     variables: Sequence[str]
     attributes: Sequence[str]
+    of_file: Sequence[str]
 
 
 def edits(nodes: Sequence[Any], names: Names, of: str = "") -> Iterator[Edit]:
-    """Changes of one place, the likeliest first; `of`: those alone that mend a mistake of this id."""
+    """Changes of one place; `of`: those alone that mend a mistake of this id."""
     for change in _of_mistake(of) if of else _ALL:
         for node in nodes:
             yield from change(node, names)
@@ -81,6 +90,9 @@ def _roots(node: Any, _: Names) -> Iterator[Edit]:
             yield _edit(node, f"{left} / ({right})" if " " in right else f"{left} / {right}")
         elif isinstance(node.op, ast.Pow):
             yield from (_edit(node.right, text) for text in ("0.5", "-0.5"))
+    if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Call, ast.BinOp, ast.Constant)):
+        yield _edit(node.value, f"1 / ({ast.unparse(node.value)})" if isinstance(node.value, ast.BinOp) else
+                    f"1 / {ast.unparse(node.value)}")  # fmt: skip
     product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
     if product or (isinstance(node, ast.Call) and _called(node) in ("matmul", "bmm", "einsum")):
         arrays = [node.left] if product else [x for x in node.args if not isinstance(x, ast.Constant)]
@@ -135,9 +147,104 @@ def _calls(node: Any, _: Names) -> Iterator[Edit]:
             held = node.func.value
             inner = ", ".join(ast.unparse(x) for x in node.args)
             yield _edit(node, f"{ast.unparse(held)}.swapaxes(1, 2).reshape({inner})")
+        if _called(node) in ("sigmoid", "tanh", "relu", "exp", "softplus"):
+            of = node.args[0] if node.args else getattr(node.func, "value", node.func)
+            yield _edit(node, f"{_inner(of)}.softmax(-1)")
+        if _called(node) in ("maximum", "clip", "clamp"):
+            yield _edit(node, f"{ast.unparse(node.func).rpartition('.')[0]}.tanh({ast.unparse(node.args[0])})")
+
+
+def _inner(node: Any) -> str:
+    """A text before which, or behind which, something may stand."""
+    text = ast.unparse(node)
+    return f"({text})" if isinstance(node, (ast.BinOp, ast.UnaryOp)) else text
+
+
+def _in_functions(node: Any, names: Names) -> Iterator[Edit]:
+    """What is given a name, or returned, in exp or tanh; that, or a variable, in softmax or in a layer."""
+    whole = node.value if isinstance(node, (ast.Assign, ast.Return)) else None
+    library = "np" if "np" in names.of_file else "torch"
+    if whole is not None:
+        yield from (_edit(whole, f"{library}.{name}({ast.unparse(whole)})") for name in ("exp", "tanh"))
+    for part in (whole, node if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else None):
+        if part is not None and not (isinstance(part, ast.Name) and part.id not in names.variables):
+            yield from _in_softmax(part, names)
+
+
+def _in_softmax(part: Any, names: Names) -> Iterator[Edit]:
+    text = ast.unparse(part)
+    own = [x for x in names.of_file if "softmax" in x.lower() and "masked" not in x.lower()]
+    own += [f"self.{x}" for x in names.attributes if "softmax" in x.lower()]
+    yield from (_edit(part, f"{name}({text})") for name in own)
+    if "torch" in names.of_file:
+        yield _edit(part, f"{_inner(part)}.softmax(-1)")
+
+
+def _in_layers(node: Any, names: Names) -> Iterator[Edit]:
+    """A variable in one of the layers that self has, or times one of its matrices."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names.variables:
+        for each in names.attributes:
+            if re.search("drop|softmax", each.lower()) is None:
+                yield _edit(
+                    node, f"self.{each}({node.id})" if "np" not in names.of_file else f"{node.id} @ self.{each}"
+                )
+
+
+def _sides(node: Any, _: Names) -> Iterator[Edit]:
+    """Of a sum of two products, a factor of each in the other's place."""
+    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp) and isinstance(node.right, ast.BinOp):
+        one, two, symbol = node.left, node.right, _SYMBOLS.get(type(node.op))
+        if symbol in ("+", "-") and isinstance(one.op, ast.Mult) and isinstance(two.op, ast.Mult):
+            a, b, c, d = map(_inner, (one.left, one.right, two.left, two.right))
+            other = "-" if symbol == "+" else "+"
+            for pair in ((c, b, a, d), (a, d, c, b), (c, d, a, b)):
+                yield from (
+                    _edit(node, "{} * {} {} {} * {}".format(*pair[:2], each, *pair[2:])) for each in (symbol, other)
+                )
+
+
+def _ranges(node: Any, names: Names) -> Iterator[Edit]:
+    """arange(1, n + 1), arange(n // 2) as arange(n), arange(0, n, 2); with an offset."""
+    if not (isinstance(node, ast.Call) and _called(node) in ("arange", "range") and node.args):
+        return
+    called, first, end = ast.unparse(node.func), node.args[0], _end(node.args[-1])
+    if len(node.args) > 1 and isinstance(node.args[1], ast.BinOp) and _number(first) is not None:
+        yield Edit(first.col_offset, _end(node.args[1]), ast.unparse(node.args[1].left))
+    last = node.args[-1]
+    if isinstance(last, ast.BinOp) and isinstance(last.op, ast.FloorDiv):
+        yield Edit(first.col_offset, end, f"0, {ast.unparse(last.left)}, 2")
+    if len(node.args) == 1:
+        yield _edit(first, f"0, {ast.unparse(first)}, 2")
+        for name in names.variables:
+            if re.search("off|start|pos", name) and called != "range":
+                yield _edit(node, f"({ast.unparse(node)} + {name})")
+
+
+def _interleaved(node: Any, _: Names) -> Iterator[Edit]:
+    """(head_dim, heads), turned, as (heads, head_dim)."""
+    if not (isinstance(node, ast.Call) and _called(node) in ("transpose", "permute") and _is_method(node)):
+        return
+    func: Any = node.func
+    made = func.value
+    if _called(made) in ("view", "reshape") and len(made.args) == 4:
+        one, two, three, four = map(ast.unparse, made.args)
+        start = f"{ast.unparse(made.func)}({one}, {two}, {four}, {three})"
+    elif _called(made) == "unflatten" and isinstance(made.args[-1], ast.Tuple) and len(made.args[-1].elts) == 2:
+        three, four = map(ast.unparse, made.args[-1].elts)
+        start = f"{ast.unparse(made.func)}({ast.unparse(made.args[0])}, ({four}, {three}))"
+    else:
+        return
+    yield _edit(node, f"{start}.swapaxes(1, 2)")
+
+
+def _is_method(node: Any) -> bool:
+    """Whether it is a method of what another method gave."""
+    return isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
 
 
 def _numbers_beside(node: Any, _: Names) -> Iterator[Edit]:
+    if isinstance(node, ast.Constant) and type(node.value) is float and node.value >= 50:
+        yield _edit(node, "10000.0")
     n = _number(node)
     if n is not None and not isinstance(n, bool):
         yield from (_edit(node, str(n + step)) for step in (-1, 1))
@@ -287,26 +394,27 @@ def _wrapped(node: Any, _: Names) -> Iterator[Edit]:
 
 _ALL = (
     _axes, _roots, _comparisons, _inversions, _fills, _calls, _without, _numbers_beside, _symbols, _orders,
-    _other_names, _wrapped, _indices, _signs, _halves, _letters, _normalised, _turned,
+    _other_names, _wrapped, _indices, _signs, _halves, _letters, _normalised, _turned, _in_functions, _in_layers,
+    _sides, _ranges, _interleaved, _with_scale,
 )  # fmt: skip
 # What mends the mistakes whose ids start so.
 _MENDS = {
     ("scale_", "scaled", "no_scale"): (_axes, _roots, _symbols, _other_names, _without, _numbers_beside, _with_scale),
     ("softmax_axis", "max_axis"): (_axes, _letters, _orders),
     ("softmax_", "no_softmax", "mean_", "argmax", "log_", "uniform", "relu", "softmin", "chunk_", "no_rescale"): (
-        _calls, _without, _normalised, _numbers_beside, _symbols, _axes,
+        _calls, _without, _normalised, _numbers_beside, _symbols, _axes, _in_functions,
     ),
     ("mask_", "lens_", "sees_", "hides_", "causal_", "window_", "together", "no_mask"): (
-        _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, _symbols, _other_names,
+        _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, _symbols, _other_names, _ranges,
     ),
     ("swapped", "no_projection", "no_output", "weights_", "no_values", "no_w_v", "no_tanh", "no_transpose"): (
-        _other_names, _orders, _numbers_beside, _letters, _turned, _wrapped,
+        _other_names, _orders, _numbers_beside, _letters, _turned, _wrapped, _in_layers, _in_functions,
     ),
     ("heads_", "no_heads", "wrong_", "groups_", "group_", "first_group", "qkv_order", "keys_reshaped"): (
-        _calls, _orders, _halves, _letters, _numbers_beside, _symbols, _without,
+        _calls, _orders, _halves, _letters, _numbers_beside, _symbols, _without, _interleaved,
     ),
     ("sin_", "wrong_exponent", "position", "rope_", "offset_", "keys_not", "no_rotation", "batch_", "no_input"): (
-        _numbers_beside, _calls, _signs, _halves, _symbols, _without, _orders, _other_names, _axes,
+        _numbers_beside, _calls, _signs, _halves, _symbols, _without, _orders, _other_names, _axes, _sides, _ranges,
     ),
 }  # fmt: skip
 

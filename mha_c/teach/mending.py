@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import process_time
 from types import CodeType, FunctionType
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from .comparing import equal, output
 from .edits import Edit, Names, edits, is_of_number
@@ -20,56 +21,89 @@ from .mistakes import function
 from .noting import Place, functions_noted
 from .rounds import Run
 
-_MOST = 160  # changes of one line that are tried
-_MOST_OF_ALL = 700  # changes of all lines
+_MOST = 900  # changes that are tried for one answer
+_PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
+_FAR = 15  # lines; what is farther from where numbers differ is as likely as what stands here
 
 
-def mended(run: Run, form: str, place: Place) -> str:
-    """The line as it should be; "" where no change of one place makes all numbers right."""
-    theirs = next(filter(lambda each: place.number in each.lines, _functions_of(run, place.file)), None)
-    if theirs is None:
-        return ""
-    tried = itertools.islice(theirs.edits(place.number), _MOST)
-    return next(_right_ones(run, form, theirs, place.number, tried), "")
+class Mended(NamedTuple):
+    """A line, and the same as it should be."""
+
+    place: Place
+    text: str
 
 
-def mended_anywhere(run: Run, form: str, places: Sequence[Place], id: str = "") -> Optional[tuple[Place, str]]:
-    """A line that makes all numbers right once it is changed as a mistake of this id is mended, and the same changed.
+class _Change(NamedTuple):
+    """A change of a line; of those that make all right, the one with the least cost is told."""
 
-    Numbers and texts that are written out are changed before names, whose values come from elsewhere.  `places` are
-    the likeliest lines; then all others of the functions that ran.
+    cost: tuple[int, ...]
+    of: _Function
+    number: int
+    edit: Edit
+
+
+def mended(run: Run, form: str, places: Sequence[Place], id: str = "") -> Optional[Mended]:
+    """The smallest change of one line that makes all numbers right: as a mistake of this id is mended, or any.
+
+    The lines of `places` are tried first; then all others of the functions that ran.  Numbers and texts that are
+    written out are changed before names, whose values come from elsewhere.
     """
-    lines, left = _lines_that_ran(run, places), _MOST_OF_ALL
-    for of_numbers, (theirs, number) in itertools.product((True, False), lines):
-        raw = theirs.line(number).encode()
-        tried = [edit for edit in theirs.edits(number, id) if is_of_number(edit, raw) is of_numbers][: max(left, 0)]
-        left -= len(tried)
-        for text in _right_ones(run, form, theirs, number, tried):
-            return Place(theirs.file, number, theirs.line(number).strip(), theirs.made.__name__), text
+    end = process_time() + _PATIENCE
+    lines = _lines_that_ran(run)
+    right = [output(function(form), inputs) for inputs in run.probes]
+    tried: set[Any] = set()
+    for of in dict.fromkeys((id, "")):
+        found: Optional[_Change] = None
+        for change in _ordered(lines, places, of):
+            if len(tried) >= _MOST or process_time() > end:
+                break
+            key = change.of.made, change.number, change.edit
+            if key in tried or (found is not None and change.cost >= found.cost):
+                continue
+            tried.add(key)
+            found = change if _is_right_with(run, right, change) else found
+        if found is not None:
+            line = found.of.line(found.number).strip()
+            place = Place(found.of.file, found.number, line, found.of.made.__name__)
+            return Mended(place, found.of.changed(found.number, found.edit)[1].strip())
     return None
 
 
-def _right_ones(run: Run, form: str, theirs: _Function, number: int, tried: Iterable[Edit]) -> Iterator[str]:
-    """The line as each of these changes has it, if it makes all numbers right."""
-    for edit in tried:
-        code, text = theirs.changed(number, edit)
-        if code is not None and _is_right_with(run, form, theirs.made, code):
-            yield text.strip()
+def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id: str) -> list[_Change]:
+    """All changes, the smallest first, and those of the likeliest lines before."""
+    made: list[tuple[int, _Change]] = []
+    for theirs, number in lines:
+        raw = theirs.line(number).encode()
+        near = (
+            abs(number - each.number) for each in places if each.file == theirs.file and each.number in theirs.lines
+        )
+        distance = min(_FAR, *near, _FAR)
+        for edit in theirs.edits(number, id):
+            # Of two as small: what is done to a name, not to a call, whose own line would do it.
+            size, is_of_call = edit.size(raw), b"(" in raw[edit.start : edit.end]
+            cost = (not is_of_number(edit, raw), size, is_of_call, number)
+            made.append((size + 2 * distance if distance else 0, _Change(cost, theirs, number, edit)))
+    return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
 
 
-def _is_right_with(run: Run, form: str, theirs: FunctionType, code: CodeType) -> bool:
-    made = function(form)
-    layers = run.student.layers if theirs.__name__ == "__init__" else None
+def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
+    """Whether all outcomes are right with it."""
+    code, _ = change.of.changed(change.number, change.edit)
+    if code is None:
+        return False
+    layers = run.student.layers if change.of.made.__name__ == "__init__" else None
     order = sorted(range(len(run.probes)), key=lambda i: equal(run.outcomes[i], run.right[i]))
     met = []
     try:
-        with _instead(theirs, code):
+        with _instead(change.of.made, code):
             for i in order:
                 met.append(run.probes[i])
                 if layers is not None:
                     layers.remake(run.probes[i])
-                if not equal(run.student(run.probes[i], run.way, run.asked), output(made, run.probes[i])):
+                if not equal(run.student(run.probes[i], run.way, run.asked), right[i]):
                     return False
+    except Exception:  # what its class makes then may be no layer
+        return False
     finally:
         for inputs in met:
             if layers is not None:
@@ -100,7 +134,8 @@ class _Function:
         # A method's text stands in no class here.
         self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
         self._first = first - (self._text is not lines)
-        self._names = Names([x for x in made.__code__.co_varnames if x != "self"], attributes)
+        of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
+        self._names = Names([x for x in _variables(made.__code__) if x != "self"], attributes, of_file)
         tree = ast.parse("".join(self._text))
         nodes: list[Any] = [x for x in ast.walk(tree) if isinstance(x, (ast.expr, ast.stmt, ast.slice))]
         self._nodes = [x for x in nodes if getattr(x, "lineno", 0) == getattr(x, "end_lineno", -1)]
@@ -120,11 +155,18 @@ class _Function:
         return _compiled([*self._text[:at], text + "\n", *self._text[at + 1 :]], self.made), text
 
 
+def _variables(code: CodeType) -> list[str]:
+    """Those of a function, and of what stands in it."""
+    inner = (x for x in code.co_consts if isinstance(x, CodeType))
+    return list(dict.fromkeys([*code.co_varnames, *(name for each in inner for name in _variables(each))]))
+
+
 def _functions_of(run: Run, file: str = "") -> list[_Function]:
     """The functions of a student's, the innermost first; `file`: those of this file alone."""
     layer = run.student.layers.first if run.student.layers is not None else None
     kept = {**getattr(layer, "__dict__", {}), **getattr(layer, "_modules", {})}
-    attributes = [name for name, x in kept.items() if name[:1] != "_" and (callable(x) or type(x) in (int, float))]
+    attributes = [name for name, x in kept.items() if name[:1] != "_" and (callable(x) or type(x) in (int, float)
+                  or getattr(x, "ndim", 0) == 2)]  # fmt: skip
     found: dict[CodeType, _Function] = {}
     for each in _functions(run.student.mine):
         if file not in ("", each.__code__.co_filename) or each.__code__ in found:
@@ -137,18 +179,15 @@ def _functions_of(run: Run, file: str = "") -> list[_Function]:
     return sorted(found.values(), key=lambda one: -one.lines.start)
 
 
-def _lines_that_ran(run: Run, places: Sequence[Place]) -> list[tuple[_Function, int]]:
-    """The lines of the functions that ran for a probe that differs, those of these places first."""
+def _lines_that_ran(run: Run) -> list[tuple[_Function, int]]:
+    """The lines of the functions that ran for a probe that differs."""
     inputs = next(x for x, got, right in zip(run.probes, run.outcomes, run.right) if not equal(got, right))
     with functions_noted() as ran:
         if run.student.layers is not None:
             run.student.layers.remake(inputs)
         run.student(inputs, run.way, run.asked)
     theirs = [each for each in _functions_of(run) if each.made.__code__ in ran]
-    found = [(each, place.number) for place in places for each in theirs
-             if each.file == place.file and place.number in each.lines]  # fmt: skip
-    theirs.sort(key=lambda each: each.lines.start)
-    return list(dict.fromkeys([*found, *((each, number) for each in theirs for number in each.lines)]))
+    return [(each, number) for each in theirs for number in each.lines]
 
 
 def _functions(mine: Any) -> Iterator[FunctionType]:
@@ -168,12 +207,13 @@ def _functions(mine: Any) -> Iterator[FunctionType]:
 def _compiled(source: list[str], theirs: FunctionType) -> Optional[CodeType]:
     """The code of a changed text, which can take the place of the function's own."""
     free = theirs.__code__.co_freevars
-    inner = source[1:] if source[0] == "if 1:\n" else source
-    indent = len(inner[0]) - len(inner[0].lstrip())
-    wrapped = ["def _around():\n", *(f"    {name} = None\n" for name in free)]
-    wrapped += [f"    {line[indent:]}" for line in inner]
+    if source[0] == "if 1:\n":  # what stands in something else may read its variables
+        indent = source[1][: len(source[1]) - len(source[1].lstrip())]
+        source = ["def _around():\n", *(f"{indent}{name} = None\n" for name in free), *source[1:]]
     try:
-        waiting = [compile("".join(wrapped), theirs.__code__.co_filename, "exec")]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            waiting = [compile("".join(source), theirs.__code__.co_filename, "exec")]
     except (SyntaxError, ValueError):
         return None
     while waiting:

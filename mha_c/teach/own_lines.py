@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .answers import OwnLine
-from .mending import mended, mended_anywhere
+from .mending import Mended, mended
 from .mistakes import Mistake
 from .noting import Place
 from .rounds import Run
@@ -42,18 +42,8 @@ def own_lines(run: Run, form: str, mistakes: Sequence[Mistake]) -> list[OwnLine]
         places = list(dict.fromkeys(each for each in (found[0].place, first) if each is not None and each.text))
         one = _mended(run, form, places, mistakes[0].id)
         if one is not None:
-            return [_line(found[0]._replace(place=one[0]))._replace(should_be=one[1])]
+            return [_line(found[0]._replace(place=one.place))._replace(should_be=one.text)]
     return [x for i, x in enumerate(lines) if all(x[:2] != other[:2] for other in lines[:i])]
-
-
-def _mended(run: Run, form: str, places: Sequence[Place], id: str) -> Optional[tuple[Place, str]]:
-    """The line that makes all right once it is changed, and the same changed: as this mistake is mended, in any line;
-    in another way, in one of these places."""
-    try:
-        found = mended_anywhere(run, form, places, id)
-    except Exception:  # as above
-        found = None
-    return found or next(((place, text) for place in places for text in [mended(run, form, place)] if text), None)
 
 
 def up_to(run: Run) -> list[Any]:
@@ -72,13 +62,17 @@ def one_line(run: Run, error: Optional[Place] = None) -> Optional[OwnLine]:
     """The line that makes all numbers right once it is changed in one place; `error`: the line that raises."""
     try:
         places = [first_difference(run).place, error]
-        for place in dict.fromkeys(each for each in places if each is not None and each.text):
-            text = mended(run, run.form, place)
-            if text:
-                return _line(Found(place))._replace(should_be=text)
     except Exception:
+        places = [error]
+    one = _mended(run, run.form, [each for each in places if each is not None and each.text])
+    return None if one is None else _line(Found(one.place))._replace(should_be=one.text)
+
+
+def _mended(run: Run, form: str, places: Sequence[Place], id: str = "") -> Optional[Mended]:
+    try:
+        return mended(run, form, places, id)
+    except Exception:  # as above
         return None
-    return None
 
 
 def random_lines(run: Run) -> list[Any]:

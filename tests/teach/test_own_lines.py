@@ -132,3 +132,62 @@ def test_for_programs(judged):
         "should_be": "scores = scores / K.shape[-1] ** 0.5",
         "book": "scores = queries @ keys.swapaxes(1, 2) / np.sqrt(d)",
     }
+
+
+CLASS = """
+import numpy as np
+
+
+def softmax(x):
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+class MultiHeadAttention:
+    def __init__(self, d_model, num_heads):
+        self.num_heads = num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (np.zeros((d_model, d_model)) for _ in range(4))
+
+    def split(self, x):
+        b, t, d = x.shape
+        return x.reshape(b, t, self.num_heads, d // self.num_heads).transpose(0, 2, 1, 3)
+
+    def __call__(self, queries, keys, values, mask=None):
+        q, k, v = self.split(queries @ self.W_q), self.split(keys @ self.W_k), self.split(values @ self.W_v)
+# a remark at the left edge, and a line with nothing
+
+        scores = np.einsum("bhqd,bhkd->bhqk", q, k)
+        scale = 1 / np.sqrt(q.shape[-1])
+        scores = scores * scale
+        if mask is not None:
+            scores = np.where(mask[:, None], scores, -1e9)
+        weights = softmax(scores)
+        heads = [weights[:, h] @ v[:, h] for h in range(self.num_heads)]
+        return np.concatenate(heads, axis=-1) @ self.W_o
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("weights[:, h] @ v", "weights[:, 0] @ v"),
+        ("range(self.num_heads)]", "reversed(range(self.num_heads))]"),
+        ("@ self.W_o", "@ self.W_o.T"),
+        ("x.reshape(b, t, self.num_heads, d // self.num_heads).transpose(0, 2, 1, 3)",
+         "x.reshape(b, t, d // self.num_heads, self.num_heads).transpose(0, 3, 1, 2)"),
+        ("scores = scores * scale", "scores = scores / scale"),
+        ("weights = softmax(scores)", "weights = scores"),
+        ("return e / e.sum(axis=-1, keepdims=True)", "return e"),
+        ("return e / e.sum(axis=-1, keepdims=True)", "return np.log(e / e.sum(axis=-1, keepdims=True))"),
+        ("bhkd->bhqk", "bhkd->bhkq"),
+    ],
+)  # fmt: skip
+def test_the_smallest_change_that_makes_all_right(judged, right, wrong):
+    """Whether or not the mistake is known: in any line of the functions that ran, helpers and methods."""
+    assert CLASS.count(right) == 1
+    answer = judged(CLASS.replace(right, wrong), "MultiHeadAttention").judged[0].answer
+    number = CLASS[: CLASS.index(right)].count("\n") + 1
+    assert (answer.lines[0].number, answer.ok) == (number, False), answer
+    lines = CLASS.replace(right, wrong).splitlines(keepends=True)
+    lines[number - 1] = lines[number - 1].replace(answer.lines[0].text, answer.lines[0].should_be)
+    assert answer.lines[0].should_be and judged("".join(lines), "MultiHeadAttention", file="mended.py").ok
