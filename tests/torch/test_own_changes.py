@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+import mha_c
 import mha_c.torch as mt
 import own_attention
 import own_attention_calls
 import own_lookalikes_more
+from mha_c.torch._call import core
 from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
 
 pair = pytest.fixture(of_the_zoo, params=ZOO)
@@ -44,6 +46,54 @@ def test_parts_that_are_replaced_run(pair):
             one.get_submodule(owner)._modules[name] = new
         results = [tensors(one.eval()(*args, **named)) for one in (module, twin)]
         torch.testing.assert_close(*results, **TOLERANCE)
+
+
+@pytest.mark.parametrize("other_form", (False, True))
+def test_a_bug_of_ours_is_told_and_its_plan_dropped(monkeypatch, other_form):
+    """The reader's lines give the result; they alone are asked from then on, and `report` says why."""
+    module, twin = drawn("MultiHeadAttention")
+    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    if other_form:  # of which a plan stays
+        module.double()(q.double(), k.double(), v.double(), lens)
+        module.float()
+    module(q, k, v, lens)
+    asked = []
+
+    def broken(*given, **named):
+        asked.append(1)
+        raise KeyError(f"planted {other_form}")  # another one: a reason is told once
+
+    monkeypatch.setattr(core, "call", broken)
+    with pytest.warns(UserWarning, match="MultiHeadAttention as it is: the core failed.*planted.*please report it"):
+        torch.testing.assert_close(module(q, k, v, lens), twin(q, k, v, lens), rtol=0, atol=0)
+    torch.testing.assert_close(module(q, k, v, lens), twin(q, k, v, lens), rtol=0, atol=0)
+    assert len(asked) == 1
+    assert "planted" in mt.report(module).as_dict()[""]["reason"] and "planted" in str(mt.report(module))
+    if other_form:
+        monkeypatch.undo()
+        args = q.double(), k.double(), v.double(), lens
+        assert mha_c.explain(module.double(), *args).as_dict()["way"] == "core"
+
+
+def test_what_both_refuse_is_no_bug_of_ours(monkeypatch):
+    module, _ = drawn("MultiHeadAttention")
+    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    module(q, k, v, lens)
+    kind = type(module)
+
+    def refuses(*_):
+        raise OSError("no room on the disk")
+
+    with pytest.raises(OSError, match="no room"), torch.autograd.graph.saved_tensors_hooks(refuses, lambda x: x):
+        module(q.requires_grad_(), k, v, lens)
+    assert type(module) is kind
+    monkeypatch.setattr(core, "call", lambda *_, **__: refuse_types())
+    module(q, k, v, lens)
+    assert type(module) is kind
+
+
+def refuse_types():
+    raise BufferError("no plain memory")
 
 
 def test_an_odd_call_takes_its_own_lines():

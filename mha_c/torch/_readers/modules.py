@@ -19,6 +19,7 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
+from ..._arguments.calls import is_refusal
 from .._call.inputs import without_graphs
 from .._private import GLOBAL_HOOKS
 from .._reading.graph import Reading, Reason
@@ -27,11 +28,12 @@ from .._tensors import is_compiling
 from .candidates import next_to_read
 from .keys import key_of, nobody_looks
 from .layer import Given, Left, layer_of
-from .plans import REFUSED, Found, Plan
+from .plans import Found, Plan
 
 MOST_IN_A_ROW = 6  # readings without a call of the core between them: then calls go on being of new forms
 MOST_READINGS = 64  # of one module
 MOST_OF_A_KEY = 5
+REFUSALS = (BufferError, MemoryError, Left)  # of a call, beside those that a check of ours raises
 STATE = "_state_of_mha_c"
 OTHERWISE: Any = object()
 LOOKED: Any = weakref.WeakKeyDictionary()  # {module: Looked}, of all that were looked at
@@ -43,7 +45,7 @@ class Looked:
     """What became of a module.
 
     way      "core"; "waits" for its first call; "left"
-    reason   why it was left: the last, if several forms were
+    reason   why it was left, or calls of some forms were: the last, if there are several
     instead  what to write where the core has it
     attends  whether there is an attention in it
     """
@@ -174,11 +176,28 @@ def computed(state: State, module: Any, args: Any, kwargs: Any) -> Any:
         if suits and not any(GLOBAL_HOOKS) and _holds(plan):
             try:
                 return _result(state, module, plan, tensors)
-            except REFUSED:  # the module's own lines refuse it in their own words, or compute it
-                return OTHERWISE
+            except Exception as error:  # the module's own lines refuse it in their own words, or compute it
+                if type(error) in REFUSALS or is_refusal(error):
+                    return OTHERWISE
+                result = state.own.forward(module, *args, **kwargs)
+                _drop(state, module, key, plan, error)  # they compute it: a bug of ours
+                return result
     if key in state.left:
         return OTHERWISE
     return _read(state, module, args, kwargs, key, tensors)
+
+
+def _drop(state: State, module: Any, key: Any, plan: Plan, error: Exception) -> None:
+    """No longer use a plan that failed: calls of its key are the reader's from now on."""
+    words = f"the core failed, so its own lines ran ({type(error).__name__}: {error}): please report it".split("\n")[0]
+    why = Left(words, plan.layer.line)
+    state.plans.pop(key, None)
+    state.left[key] = why
+    if state.plans:
+        _is_cores(state, module)
+        _tell(state.own, why.reason)
+    else:
+        leave(module, why)
 
 
 def _holds(plan: Plan) -> bool:
@@ -213,12 +232,20 @@ def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: 
         return result
     try:
         _learn(state, key, reading, tensors, result)
-        LOOKED[module] = Looked("core")
+        _is_cores(state, module)
     except Left as why:
         state.left[key] = why
-        if not state.plans:
+        if state.plans:
+            _is_cores(state, module)
+        else:
             leave(module, why)
     return result
+
+
+def _is_cores(state: State, module: Any) -> None:
+    """Note that calls of a module are the core's, and why those of other forms are not."""
+    why = next(reversed([*state.left.values()]), None)
+    LOOKED[module] = Looked("core") if why is None else Looked("core", why.reason, why.instead)
 
 
 @contextmanager

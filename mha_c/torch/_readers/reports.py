@@ -22,7 +22,8 @@ class Report:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """{name of a module: {"class", "way", "reason", "line", "file", "number", "instead"}}; None where there is no
-        such thing.  `way` is "core", "waits" or "left"."""
+        such thing.  `way` is "core", "waits" or "left"; a module of the core has a reason where calls of some form are
+        left."""
         return {name: dict(row) for name, row in self._rows.items()}
 
     def __repr__(self) -> str:
@@ -39,10 +40,11 @@ class Report:
 
 
 def _in_words(row: dict[str, Any]) -> str:
-    if row["way"] != "left":
+    if row["reason"] is None:
         return _WAITS if row["way"] == "waits" else _OURS
     where = f", in line {row['number']}: {row['line']}" if row["line"] else ""
-    return f"its own lines: {row['reason']}{where}"
+    own = f"its own lines: {row['reason']}{where}"
+    return own if row["way"] == "left" else f"{_OURS}; in calls of another form {own}"
 
 
 @refuses_at_the_call
