@@ -11,8 +11,8 @@ import mha_c.torch as mt
 import own_attention
 import own_attention_calls
 import own_lookalikes_more
-from mha_c.torch._call import core
 from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
+from mha_c.torch._call import core
 
 pair = pytest.fixture(of_the_zoo, params=ZOO)
 
