@@ -118,11 +118,15 @@ class GQAAttention(RotatesHeads):
     >>> gqa(X, X, X, valid_lens=[5, 3]).shape, gqa.attention_weights.shape
     ((2, 5, 16), (2, 4, 5, 5))
 
-    Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    causal=None, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types
-    and errors are those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K), and `backward` gives
-    the gradients of a call in training mode.  A cache (`new_cache`) and what `project` returns hold num_kv_heads heads,
-    rotated already.
+    Call: gqa(queries, keys, values, valid_lens=None, *, causal=None, keep_mask=None, bias=None, training=None,
+    cache=None)
+
+    queries, keys, values  (B, Q, num_hiddens), (B, K, num_hiddens), (B, K, num_hiddens); the result is as queries
+    causal  None: as the constructor says
+    valid_lens, keep_mask, bias, training  as in `MultiHeadAttention`
+    cache  of `new_cache`; it and what `project` returns hold num_kv_heads heads, rotated already
+
+    `attention_weights` is then (B, num_heads, Q, K); `backward` gives the gradients of a call in training mode.
 
     Parameters
     ----------
@@ -137,8 +141,7 @@ class GQAAttention(RotatesHeads):
     rope : bool
         Whether queries and keys are rotated by their positions, which start at 0 (features 2i and 2i + 1 are a pair).
     causal : bool
-        Whether query i sees keys 0..i only; with valid_lens, keys 0..i + K - Q.  A call's own causal=, if it has one,
-        takes its place.
+        Whether query i sees keys 0..i only; with valid_lens, keys 0..i + K - Q.  A call's own causal= takes its place.
     dtype : float32 or float64
         Type of the parameters.
     rng : None, int or numpy.random.Generator
@@ -246,11 +249,14 @@ class CausalAttention(RotatesHeads):
     >>> attention(np.ones((2, 5, 16))).shape, attention.attention_weights.shape
     ((2, 5, 16), (2, 4, 5, 5))
 
-    Call: attention(X (B, T, num_hiddens), *, keep_mask=None, bias=None, training=None, cache=None, valid_lens=None)
-    returns (B, T, num_hiddens); further arguments are ignored, as in the book, whose blocks pass X three times.  Types
-    and errors are those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T), and `backward` gives
-    the gradient of a call in training mode. valid_lens (B,) is for a cache: how many new steps of each item count, also
-    as fourth argument.
+    Call: attention(X, *, keep_mask=None, bias=None, training=None, cache=None, valid_lens=None)
+
+    X  (B, T, num_hiddens), as the result; further arguments are ignored: the book's blocks pass X three times
+    keep_mask, bias, training, cache  as in `MultiHeadAttention`, within the causal mask
+    valid_lens  (B,), for a cache: how many new steps of each item count, also as fourth argument
+
+    Types and errors are those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T), and `backward`
+    gives the gradient of a call in training mode.
 
     Parameters
     ----------

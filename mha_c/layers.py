@@ -43,8 +43,11 @@ class DotProductAttention(DecodingLayer):
     >>> attention.attention_weights.shape
     (2, 1, 10)
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
-    keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, Dv).  All else is as in `MultiHeadAttention`.
+    Call: attention(queries, keys, values, valid_lens=None, *, causal=False, keep_mask=None, bias=None, training=None,
+    cache=None)
+
+    queries, keys, values  (B, Q, d), (B, K, d), (B, K, Dv); the result is (B, Q, Dv)
+    valid_lens, causal, keep_mask, bias, training, cache  as in `MultiHeadAttention`, and so is all else
 
     Parameters
     ----------
@@ -181,17 +184,21 @@ class AdditiveAttention(DecodingLayer):
     >>> import numpy as np, mha_c
     >>> queries, keys = np.ones((2, 1, 20)), np.ones((2, 10, 2))
     >>> values = np.arange(40.0).reshape(1, 10, 4).repeat(2, axis=0)
-    >>> attention = mha_c.AdditiveAttention(key_size=2, query_size=20, num_hiddens=8, dropout=0.1)
+    >>> attention = mha_c.AdditiveAttention(num_hiddens=8, dropout=0.1)
     >>> attention(queries, keys, values, valid_lens=[2, 6]).round(4)
     array([[[ 2.,  3.,  4.,  5.]],
     <BLANKLINE>
            [[10., 11., 12., 13.]]])
 
-    Call: attention(queries (B, Q, query_size), keys (B, K, key_size), values (B, K, Dv), valid_lens=None, *,
-    causal=False, keep_mask=None, bias=None, training=None, cache=None) returns (B, Q, Dv).  `keys` may be what
-    `project_keys` gave.  All else is as in `MultiHeadAttention`.  The second edition's constructor,
-    AdditiveAttention(num_hiddens, dropout), lets the first call set the features of keys and queries; the first
-    edition's, AdditiveAttention(key_size, query_size, num_hiddens, dropout), says them.
+    Call: attention(queries, keys, values, valid_lens=None, *, causal=False, keep_mask=None, bias=None, training=None,
+    cache=None)
+
+    queries, values  (B, Q, query_size), (B, K, Dv); the result is (B, Q, Dv)
+    keys  (B, K, key_size), or what `project_keys` gave
+    valid_lens, causal, keep_mask, bias, training, cache  as in `MultiHeadAttention`, and so is all else
+
+    The first edition's constructor, AdditiveAttention(key_size, query_size, num_hiddens, dropout), works as well, and
+    says how many features keys and queries have; else the first call does.
 
     Parameters
     ----------

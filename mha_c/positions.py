@@ -46,10 +46,11 @@ class PositionalEncoding(Trained):
            [ 0.841,  0.54 ,  0.01 ,  1.   ],
            [ 0.909, -0.416,  0.02 ,  1.   ]])
 
-    Call: encoding(X (B, T, num_hiddens), *, start=0, training=None) gives X's shape and type, float32 or float64.
-    `start` is the position of the first step: one whole number, or one for each item (B,), such as the lengths of a
-    cache when decoding; start + T must not exceed max_len.  In training mode (`train()`) elements are dropped, and
-    `backward` gives the gradient of the last call with respect to X.
+    Call: encoding(X, *, start=0, training=None)
+
+    X  (B, T, num_hiddens), float32 or float64, as the result
+    start  position of the first step, one or one an item (B,), such as a cache's lengths; start + T is at most max_len
+    training  overrides the mode: in training elements are dropped, and then `backward` gives the gradient of X
 
     Parameters
     ----------
@@ -107,6 +108,7 @@ class PositionalEncoding(Trained):
     def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any: ...
     @refuses_at_the_call
     def __call__(self, X: Any, *, start: Any = 0, training: Optional[bool] = None) -> Any:
+        """Add the positions of the steps to X, then dropout; the help of the class lists what a call takes."""
         (array,), as_tensor = to_arrays((X, "X"))
         check_features(floats(array, "X"), "X", self.num_hiddens)
         out = array + self.P[0, steps(start, array.shape[0], array.shape[1], self.P.shape[1])].astype(array.dtype)

@@ -78,12 +78,15 @@ class KernelAttention(Trained, Viewable):
 
     Each weight is kernel(distance of query and key / width), divided by the sum over the keys of the query.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False,
-    training=None) returns (B, Q, Dv).  As in the book, queries (Q,), keys (K,) and values (K,) give (Q,).  All arrays
-    are float32, or all are float64; types, valid_lens and causal are as in `MultiHeadAttention`.  After a call
-    `attention_weights` is (B, Q, K) or (Q, K).  After a call in training mode (`train()`), `backward` gives the
-    gradients of the inputs and adds the gradient of the width to `width_grad`, a number (None before the first
-    `backward`).
+    Call: attention(queries, keys, values, valid_lens=None, *, causal=False, training=None)
+
+    queries, keys, values  (B, Q, d), (B, K, d), (B, K, Dv); the result is (B, Q, Dv); or, as in the book, (Q,), (K,),
+      (K,) and (Q,); all of float32, or all of float64
+    valid_lens, causal, training  as in `MultiHeadAttention`
+
+    After a call `attention_weights` is (B, Q, K) or (Q, K).  After a call in training mode (`train()`), `backward`
+    gives the gradients of the inputs and adds the gradient of the width to `width_grad`, a number (None before the
+    first `backward`).
 
     Parameters
     ----------
@@ -164,6 +167,7 @@ class KernelAttention(Trained, Viewable):
         self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, *, causal: Causal = False,
         training: Optional[bool] = None,
     ) -> Any:  # fmt: skip
+        """Compute the mean of the values for each query; the help of the class lists what a call takes."""
         in_training = self.training if training is None else scalars.flag(training, "training")
         arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
         check_shapes(*[array.shape for array in arrays])  # first: whole numbers of two axes are no tokens here

@@ -143,9 +143,11 @@ def layout_of(slots: Any) -> Layout:
 class GQAAttention(RotatesHeads):
     """Grouped-query attention: num_heads heads of queries, which share num_kv_heads heads of keys and values.
 
-    Call: gqa(queries (B, Q, num_hiddens), keys (B, K, num_hiddens), values (B, K, num_hiddens), valid_lens=None, *,
-    causal=None, keep_mask=None, bias=None, cache=None) returns (B, Q, num_hiddens).  Arguments, types and errors are
-    those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, Q, K).
+    Call: gqa(queries, keys, values, valid_lens=None, *, causal=None, keep_mask=None, bias=None, cache=None)
+
+    queries, keys, values  (B, Q, num_hiddens), (B, K, num_hiddens), (B, K, num_hiddens); the result is as queries
+    causal  None: as the constructor says
+    valid_lens, keep_mask, bias, cache  as in `MultiHeadAttention`, as types and errors; weights (B, num_heads, Q, K)
 
     Attributes
     ----------
@@ -274,10 +276,13 @@ GQAAttention._layout = layout_of(enumerate(BOOK_NAMES))
 class CausalAttention(RotatesHeads):
     """The causal self-attention of the book's GPT: one projection W_qkv for queries, keys and values.
 
-    Call: attention(X (B, T, num_hiddens), *, keep_mask=None, bias=None, cache=None, valid_lens=None) returns
-    (B, T, num_hiddens); further arguments are ignored, as in the book, whose blocks pass X three times.  keep_mask and
-    bias are those of `MultiHeadAttention`, within the causal mask.  `attention_weights` is then (B, num_heads, T, T).
-    valid_lens (B,) is for a cache: how many new steps of each item count, also as fourth argument.
+    Call: attention(X, *, keep_mask=None, bias=None, cache=None, valid_lens=None)
+
+    X  (B, T, num_hiddens), as the result; further arguments are ignored: the book's blocks pass X three times
+    keep_mask, bias, cache  as in `MultiHeadAttention`, within the causal mask
+    valid_lens  (B,), for a cache: how many new steps of each item count, also as fourth argument
+
+    Types and errors are those of `MultiHeadAttention`; `attention_weights` is then (B, num_heads, T, T).
 
     Attributes
     ----------

@@ -24,8 +24,10 @@ class PositionalEncoding(nn.Module):
     >>> mha_c.torch.PositionalEncoding(num_hiddens=4, dropout=0.1)(torch.zeros(1, 3, 4)).shape
     torch.Size([1, 3, 4])
 
-    Call: encoding(X (B, T, num_hiddens), *, start=0) gives X's shape and type, float32 or float64; `start` is the
-    position of the first step, one whole number or one for each item (B,).
+    Call: encoding(X, *, start=0)
+
+    X  (B, T, num_hiddens), float32 or float64, as the result
+    start  the position of the first step: one whole number, or one for each item (B,)
 
     Parameters
     ----------

@@ -34,11 +34,15 @@ if TYPE_CHECKING:
 class KernelAttention(ShowsWeights, Viewable):
     """Nadaraya-Watson regression: the mean of the values, weighted by how near their keys are to the query.
 
-    Call: attention(queries (B, Q, d), keys (B, K, d), values (B, K, Dv), valid_lens=None, *, causal=False)
-    returns (B, Q, Dv).  As in the book, queries (Q,), keys (K,) and values (K,) give (Q,).  Each weight is
-    kernel(distance of query and key / width), divided by the sum over the keys of the query.  Gradients flow back to
-    queries, keys, values and `width`, a parameter that is learned like w = 1/width of the book's NWKernelRegression
-    (`attention.width.requires_grad_(False)` keeps it constant).
+    Call: attention(queries, keys, values, valid_lens=None, *, causal=False)
+
+    queries, keys, values  (B, Q, d), (B, K, d), (B, K, Dv); the result is (B, Q, Dv); or, as in the book, (Q,), (K,),
+      (K,) and (Q,)
+    valid_lens, causal  as in `MultiHeadAttention`
+
+    Each weight is kernel(distance of query and key / width), divided by the sum over the keys of the query.  Gradients
+    flow back to queries, keys, values and `width`, a parameter that is learned like w = 1/width of the book's
+    NWKernelRegression (`attention.width.requires_grad_(False)` keeps it constant).
 
     Attributes
     ----------
