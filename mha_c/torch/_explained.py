@@ -22,11 +22,12 @@ from ._call.children import Parts, standard_parts
 from ._call.choice import CORE, GENERAL, WHY, choose
 from ._call.dropout import rate
 from ._call.inputs import check_call, checked_inputs, children_of, copied, materialize
+from ._call.readable import readable
 from ._call.records import Asked, Options, Parameters
 from ._decoder.decoding import check_cache
 from ._decoder.projected import ProjectedKeyValues
-from ._private import on_cpu, watched
-from ._tensors import FLOATS, PLAIN, check_inputs, is_compiling, optional_array
+from ._private import observed, on_cpu
+from ._tensors import FLOATS, check_inputs, optional_array
 
 Facts = dict[str, Any]
 COUNTS = "batch", "heads", "queries", "keys"
@@ -121,8 +122,7 @@ def explained_heads(module: Any, *arguments: Any, **named: Any) -> Facts:
     check_inputs(queries=queries, keys=keys, values=values)
     (batch, n_queries, n_keys), heads = module._rows_of_call(queries, keys), describe(module)
     counts = dict(zip(COUNTS, (batch, heads.num_heads, n_queries, n_keys)))
-    plain = {type(x) for x in (queries, keys, values)}.issubset(PLAIN) and queries.dtype in FLOATS and on_cpu(queries)
-    way = CORE if plain and not (is_compiling() or watched()) else GENERAL
+    way = CORE if not observed() and readable(queries, keys, values) and queries.dtype in FLOATS else GENERAL
     why = f"torch's operations for the projections; for the attention of the heads {WHY[way]}"
     facts = _told(queries, way, why)
     size, projected = queries.element_size(), batch * heads.num_kv_heads * n_keys * heads.head_dim

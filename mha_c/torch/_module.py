@@ -25,9 +25,10 @@ from .._layer.viewable import Viewable
 from ..errors import ShapeError
 from ._call import core, general
 from ._call.children import Layout, all_plain, standard_parts
-from ._call.choice import choose, in_one_call, parts_for_core
+from ._call.choice import choose, in_one_call
 from ._call.inputs import checked_inputs, materialize
 from ._call.masks import masks_of
+from ._call.readable import parts_for_core
 from ._call.records import Asked, Options, Parameters, new_record, pair
 from ._call.turning import turn_for_core
 from ._decoder.decoding import KeyValueCache, Steps

@@ -267,9 +267,10 @@ def in_mode() -> bool:
     )
 
 
-def watched() -> bool:
-    """Whether somebody sees or transforms torch's operations, of which a call of the core is none."""
-    if is_tracing() or in_functorch() or forward_ad._current_level >= 0:
+def observed() -> bool:
+    """Whether somebody sees or transforms torch's operations, of which a call of the core is none: a compiler, a
+    tracer, torch.func, forward-mode AD, a mode."""
+    if is_compiling() or is_tracing() or in_functorch() or forward_ad._current_level >= 0:
         return True
     return bool(n_function_modes() or n_dispatch_modes()) and in_mode()
 

@@ -18,10 +18,11 @@ from .._layer.viewable import Viewable
 from ._call import formulas
 from ._call.checks import checked_lengths, lengths_of_causal
 from ._call.choice import CORE, GENERAL, WHY
+from ._call.readable import readable
 from ._explained import to_measure
 from ._module import ShowsWeights
-from ._private import on_cpu
-from ._tensors import PLAIN, check_inputs, check_tensors, has_numbers
+from ._private import observed, on_cpu
+from ._tensors import check_inputs, check_tensors, has_numbers
 from ._twins import twin
 from ._weights.last import Assigned
 from .functional import dot_product_attention
@@ -126,7 +127,7 @@ class KernelAttention(ShowsWeights, Viewable):
         kind = np.float64 if queries.dtype is torch.float64 else np.float32
         zeros = [np.broadcast_to(kind(0), tuple(x.shape)) for x in inputs]
         facts = of_numpy.explained(zeros, valid_lens, causal, self.empty_rows)
-        way = CORE if all(on_cpu(x) and type(x) in PLAIN for x in inputs) else GENERAL
+        way = CORE if not observed() and readable(*inputs) else GENERAL
         why = f"torch's operations for the distances and their kernels; for the weighted mean {WHY[way]}"
         place = {"device": str(queries.device), "way": way, "why": why}
         if way == CORE:

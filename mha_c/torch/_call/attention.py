@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 
-from .._private import on_cpu, tracing_state, watched
+from .._private import observed, on_cpu, tracing_state
 from .._tensors import (
     FLOATS,
-    PLAIN,
     autocast_on,
     check_devices,
     check_inputs,
@@ -24,6 +23,7 @@ from . import formulas
 from .autograd import connect_attention, run_attention
 from .checks import check_attention, check_mask, check_options, check_terms, checked_lengths
 from .dropout import Rng, drop_in_torch, late_seed
+from .readable import readable
 from .records import Attended, AttentionCall, AttentionTensors
 
 
@@ -43,12 +43,13 @@ def attend(call: AttentionCall, tensors: AttentionTensors, rng: Rng = None, clea
     """
     q, found = tensors.q, None
     dtype = q.dtype
-    plain = _is_for_core(tensors, dtype)
-    if not plain:
+    may = not (observed() or (call.valid_lens is not None and elsewhere(call.valid_lens)))
+    by_core = may and _is_for_core(tensors, dtype)
+    if not by_core:
         check_mask(tensors.keep_mask)
         tensors = _of_one_type(tensors)
-        plain = _is_for_core(tensors, tensors.q.dtype)
-    if plain and not (is_compiling() or watched() or (call.valid_lens is not None and elsewhere(call.valid_lens))):
+        by_core = may and _is_for_core(tensors, tensors.q.dtype)
+    if by_core:
         try:
             found = _by_core(call, tensors, rng)
         except BufferError:  # no plain memory after all: a negated view, zeros never written
@@ -63,12 +64,12 @@ def attend(call: AttentionCall, tensors: AttentionTensors, rng: Rng = None, clea
 
 
 def _is_for_core(tensors: AttentionTensors, dtype: torch.dtype) -> bool:
-    """Whether the core may compute these: plain tensors of one type, on the CPU (where q is, or it is an error)."""
+    """Whether the core computes these: readable tensors of one type that it has."""
     mask = tensors.keep_mask
-    if dtype not in FLOATS or not on_cpu(tensors.q) or (mask is not None and mask.dtype is not torch.bool):
+    if dtype not in FLOATS or (mask is not None and mask.dtype is not torch.bool) or not readable(*tensors):
         return False
     for x in tensors:
-        if x is not None and not (type(x) in PLAIN and (x.dtype is dtype or x is mask)):
+        if x is not None and x.dtype is not dtype and x is not mask:
             return False
     return True
 

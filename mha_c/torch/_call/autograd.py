@@ -18,7 +18,7 @@ from torch.autograd import Function
 
 from ..._core import attention_backward, attention_forward, layer_backward, with_none, without_none
 from ..._layer.kept_weights import Kept, for_backward
-from .._private import quick_apply, watched
+from .._private import observed, quick_apply
 from .._tensors import mask_for_core, optional_tensor
 from . import formulas
 from .dropout import core_dropout
@@ -74,7 +74,7 @@ class LayerFunction(Function):
             tensors, (q, k, row_max, row_sum, *others) = tensors[:-N_LARGE], tensors[-N_LARGE:]
             kept = for_backward(q, k, row_max, row_sum, call.valid_lens, *others)
         needs = ctx.needs_input_grad[2:]
-        if not (torch.is_grad_enabled() or watched()):  # create_graph; a mode is active
+        if not (torch.is_grad_enabled() or observed()):  # create_graph; a mode is active
             try:
                 queries, keys, values = tensors[:N_INPUTS]
                 parameters, (keep_mask, bias) = tensors[N_INPUTS:-N_MASKS], tensors[-N_MASKS:]
@@ -300,7 +300,7 @@ class AttentionFunction(Function):
         call, absent = ctx.of_call
         *tensors, out, row_max, row_sum = saved(ctx, absent)
         given, needs = AttentionTensors._make(tensors), ctx.needs_input_grad[2:]
-        if not (grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or watched()):
+        if not (grad_out is None or any(x is not None for x in of_extras) or torch.is_grad_enabled() or observed()):
             try:
                 mask, terms = mask_for_core(given.keep_mask), given.terms(call.softcap)
                 operands = grad_out, out, (row_max, row_sum), *given[:4], call.valid_lens, mask, given.bias

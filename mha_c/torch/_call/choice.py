@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ..._arguments.core_refusals import PackedForOthers
 from ..._arguments.options import core_corner
-from ..._core import layer_parts
-from .._private import any_overridden, has_operators, in_mode, on_cpu, quickly_on_cpu, watched
-from .._tensors import PLAIN, elsewhere, exporting, is_compiling
+from .._private import any_overridden, has_operators, in_mode, observed, on_cpu
+from .._tensors import elsewhere, exporting, is_compiling
 from . import core, ops
 from .children import Parts
+from .readable import readable
 from .records import Asked, Options
 
 CORE, OPERATOR, GENERAL = "core", "operator", "general"
@@ -32,13 +32,6 @@ WHY = {
     OPERATOR: "the compiled core, as an operator for compilers",
     GENERAL: "torch's operations, in the book's order: another device, or an observer (hooks, modes, exporters)",
 }
-
-
-def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Any:
-    """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
-    if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or is_compiling():
-        return None
-    return layer_parts(module, module._layout) if quickly_on_cpu(queries) and not watched() else None
 
 
 def choose(parts: Optional[Parts], inputs: Any, asked: Asked) -> str:
@@ -50,9 +43,8 @@ def choose(parts: Optional[Parts], inputs: Any, asked: Asked) -> str:
     if is_compiling():
         operator = not exporting() and has_operators and on_cpu(queries) and not any_overridden(*tensors)
         return OPERATOR if operator else GENERAL
-    plain = all(x is None or type(x) in PLAIN for x in (*tensors, *parts.parameters))
-    there = watched() or any(map(elsewhere, asked[:3]))  # lengths and masks
-    return CORE if plain and quickly_on_cpu(queries) and not there else GENERAL
+    there = observed() or elsewhere(asked.valid_lens)
+    return GENERAL if there or not readable(*tensors, *parts.parameters) else CORE
 
 
 def in_one_call(
@@ -73,7 +65,7 @@ def in_one_call(
     return None
 
 
-def looked_at(*inputs: Any) -> bool:
+def needs_each_operation(*inputs: Any) -> bool:
     """Whether a mode, or a class of tensors with operations of its own, wants to see each of the book's operations."""
     if exporting() or is_compiling():
         return False

@@ -22,7 +22,7 @@ from . import formulas
 from .attention import attend
 from .checks import lengths_of_causal
 from .children import standard_parts
-from .choice import choose, in_one_call, looked_at
+from .choice import choose, in_one_call, needs_each_operation
 from .dropout import rate
 from .inputs import check_call, checked_inputs, children_of
 from .records import Asked, AttentionCall, AttentionTensors
@@ -181,7 +181,7 @@ def by_torch(layer: Any, inputs: Any, asked: Asked, projected: bool, steps: Any 
         asked = Asked(seen.valid_lens, seen.masks[0], seen.masks[1], training=asked.training)
         call = call._replace(valid_lens=seen.valid_lens, causal=None, empty_rows="zero")
     inputs, weights = (queries, keys, values), [x for W in children.values() for x in W.parameters()]
-    if looked_at(*inputs, *weights):
+    if needs_each_operation(*inputs, *weights):
         return by_the_book(layer, inputs, asked._replace(valid_lens=call.valid_lens), projected)
     if layer._last is not None:
         layer.__dict__["_last"] = None

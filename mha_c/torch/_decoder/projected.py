@@ -17,11 +17,11 @@ from ..._core import linear
 from ..._decoder import caches
 from ...errors import ShapeError
 from .._call.attention import any_needs_grad
-from .._call.choice import parts_for_core
 from .._call.inputs import materialize
+from .._call.readable import parts_for_core
 from .._call.records import Parameters
-from .._private import FakeTensor, watched
-from .._tensors import FLOATS, check_devices, check_inputs, elsewhere, exporting, is_compiling
+from .._private import FakeTensor, observed
+from .._tensors import FLOATS, check_devices, check_inputs, elsewhere, exporting
 from .._twins import twin
 from .decoding import NO_GRADIENT, Held, order_of_tensors
 
@@ -93,7 +93,7 @@ def project(module: Any, keys: Tensor, values: Optional[Tensor], valid_lens: Any
 
 
 def _without_numbers(x: Optional[Tensor] = None) -> bool:
-    return is_compiling() or exporting() or watched() or isinstance(x, FakeTensor)
+    return observed() or exporting() or isinstance(x, FakeTensor)
 
 
 def _rows(module: Any, keys: Tensor, values: Optional[Tensor]) -> list[Optional[Tensor]]:

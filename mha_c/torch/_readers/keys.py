@@ -7,8 +7,8 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .._private import autocasting_anywhere, layers_are_seen, quickly_on_cpu, watched
-from .._tensors import PLAIN, is_compiling
+from .._private import autocasting_anywhere, layers_are_seen, observed, quickly_on_cpu
+from .._tensors import PLAIN
 
 _PLAIN = frozenset((int, float, bool, str, type(None), bytes))
 _NESTED = frozenset((tuple, list, dict))
@@ -16,7 +16,7 @@ _NESTED = frozenset((tuple, list, dict))
 
 def nobody_looks() -> bool:
     """Whether no mode, compiler, transform, trace, autocast or `watch` sees each of torch's operations here."""
-    return not (is_compiling() or watched() or layers_are_seen() or autocasting_anywhere())
+    return not (observed() or layers_are_seen() or autocasting_anywhere())
 
 
 def key_of(module: Any, args: Any, kwargs: Any) -> Optional[tuple[Any, list[Tensor]]]:

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from ..._arguments import scalars
 from .._call.attention import attend
+from .._call.readable import readable
 from .._call.records import AttentionCall, AttentionTensors
-from .._private import FakeTensor, autocasting_anywhere, checkpointing, on_cpu, watched
-from .._tensors import FLOATS, PLAIN
+from .._private import FakeTensor, autocasting_anywhere, checkpointing, observed
+from .._tensors import FLOATS
 from .operands import Operands
 
 Note = Callable[..., None]  # (kind, operands, causal, mask)
@@ -31,8 +32,8 @@ def has_numbers(x: Any) -> bool:
 
 
 def _may_go_to_core(x: Any) -> bool:
-    """Whether it is a tensor that the core can read, of whatever type."""
-    return type(x) in PLAIN and on_cpu(x) and x.layout is torch.strided and not x.is_nested
+    """Whether it is a dense tensor that the core can read, of whatever type."""
+    return x is not None and readable(x) and x.layout is torch.strided and not x.is_nested
 
 
 def scaled_dot_product_attention(note: Note, by_core: bool, function: Any, *args: Any, **options: Any) -> Any:
@@ -129,7 +130,7 @@ def attended(
 def _core_may_compute() -> bool:
     """Not where another mode wants to see torch's operations, and not in a part of a model that is computed again in
     the backward pass, which would then have to be under the same watch."""
-    return not (autocasting_anywhere() or watched() or (torch.is_grad_enabled() and checkpointing()))
+    return not (autocasting_anywhere() or observed() or (torch.is_grad_enabled() and checkpointing()))
 
 
 @functools.lru_cache(maxsize=1)
