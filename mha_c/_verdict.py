@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Optional
 _CHILD = """import sys
 sys.path[:] = {path!r}
 try:
-    from mha_c.teach.judging import main
+    from mha_c.teach.grader.judging import main
 except ValueError:
     sys.exit(1)
 main()"""
@@ -106,7 +106,7 @@ def _next(
 
 def _of_none(file: str, process: subprocess.Popen[bytes], seconds: float) -> Verdict:
     """Why there is no answer, in the words of teach."""
-    from .teach.files import Problem, Report, no_answer
+    from .teach.grader.files import Problem, Report, no_answer
 
     status = process.poll()
     report = Report(file, problem=Problem(*no_answer(status, seconds)))

@@ -1,4 +1,4 @@
-"""Trains the layer of `mha_c.teach.trained()`, four heads with a meaning, and writes mha_c/teach/trained_layer.json.
+"""Trains the layer of `mha_c.teach.trained()`, four heads with a meaning: mha_c/teach/players/trained_layer.json.
 
     .venv/bin/python tools/trained_layer.py
 
@@ -30,7 +30,7 @@ from train_numpy import Adam, Weight  # noqa: E402
 
 import mha_c  # noqa: E402
 
-TARGET = ROOT / "mha_c" / "teach" / "trained_layer.json"
+TARGET = ROOT / "mha_c" / "teach" / "players" / "trained_layer.json"
 HEADS = ["the word before", "the noun of 'the'", "who does it", "what 'it' means"]
 FEATURES = 32
 STEP = 32  # weights are whole numbers divided by it

@@ -15,15 +15,15 @@ This folder is plain NumPy, because its functions are meant to be read.  The lay
 """
 
 from . import book
-from .answers import Answer
-from .checking import check
+from .checks.answers import Answer
+from .checks.checking import check
+from .checks.mistakes import add_mistake
 from .lawful import Law, Laws, laws
-from .mistakes import add_mistake
-from .playing import LayerSteps, additive, multi_head
+from .players.playing import LayerSteps, additive, multi_head
+from .players.stepping import Steps, Tile, Tiles, steps, tiles
+from .players.trained_layer import trained
 from .puzzles import Puzzle, puzzle
-from .stepping import Steps, Tile, Tiles, steps, tiles
-from .trained_layer import trained
-from .words import set_language
+from .words.sentences import set_language
 
 __all__ = [
     "Answer", "Law", "Laws", "LayerSteps", "Puzzle", "Steps", "Tile", "Tiles", "add_mistake", "additive", "check",

@@ -9,16 +9,16 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from .._arguments.calls import refuses_at_the_call
-from .answers import NEAR, written
-from .forms import Way
-from .making import Unmade
-from .masks import CannotSay
-from .mistakes import KINDS
-from .probes import Inputs
-from .rounds import as_mask, may_be_a_mask, probes_for, rounds, run_of, runs
-from .student import WEIGHTS, Round, Student, gradients_recorded, own_line
-from .students import student_of
-from .words import said
+from .checks.answers import NEAR, written
+from .checks.forms import Way
+from .checks.making import Unmade
+from .checks.masks import CannotSay
+from .checks.mistakes import KINDS
+from .checks.probes import Inputs
+from .checks.rounds import as_mask, may_be_a_mask, probes_for, rounds, run_of, runs
+from .checks.student import WEIGHTS, Round, Student, gradients_recorded, own_line
+from .checks.students import student_of
+from .words.sentences import said
 
 Run = Callable[[Inputs], Any]
 Tried = Optional[tuple[str, Any, Any]]  # what was changed, what came of it, what should have; None: it does not apply

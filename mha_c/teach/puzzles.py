@@ -11,12 +11,12 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.calls import refuses_at_the_call
-from .answers import NEAR, Answer
-from .checking import check
-from .kinds import unknown_kind
-from .mistakes import KINDS, Mistake, function, known, sources
-from .probes import Sizes, probes
-from .words import said
+from .checks.answers import NEAR, Answer
+from .checks.checking import check
+from .checks.kinds import unknown_kind
+from .checks.mistakes import KINDS, Mistake, function, known, sources
+from .checks.probes import Sizes, probes
+from .words.sentences import said
 
 
 class Puzzle:

@@ -73,7 +73,7 @@ def test_each_leads_to_the_other(page):
 def test_terms_are_those_of_the_books_chinese_edition(page):
     said = re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose(page))
     assert [found for others in OTHER_WORDS.values() for found in re.findall(others, said)] == []
-    sentences = (ROOT / "mha_c" / "teach" / "languages" / "zh.txt").read_text(encoding="utf-8")
+    sentences = (ROOT / "mha_c" / "teach" / "words" / "languages" / "zh.txt").read_text(encoding="utf-8")
     chinese = "".join(line for line in sentences.splitlines() if re.search("[\u4e00-\u9fff]", line))
     assert [found for others in OTHER_WORDS.values() for found in re.findall(others, chinese)] == []
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from mha_c.teach import files
+from mha_c.teach.grader import files
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import pytest
 
 import needs
 from mha_c import teach
-from mha_c.teach import book, words
+from mha_c.teach import book
+from mha_c.teach.words import sentences as words
 
 
 def attention(drop, p=None):

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from mha_c import teach
-from mha_c.teach import answers, files, masks, mistakes, verdicts, words
+from mha_c.teach.checks import answers, masks, mistakes, verdicts
+from mha_c.teach.grader import files
+from mha_c.teach.words import sentences as words
 
 ROOT = Path(__file__).resolve().parents[2]
 TEACH = ROOT / "mha_c" / "teach"
@@ -21,7 +23,7 @@ OTHERS = [language for language in words.LANGUAGES if language != "en"]
 CHINESE = re.compile("[\u4e00-\u9fff。]")
 # Modules of check, laws and puzzle.  The players of stepping.py and playing.py have viz/playground_page/words.js.
 OF_OTHERS = {"__init__", "book", "playing", "probes", "stepping", "trained_layer"}
-MODULES = sorted({path.stem for path in TEACH.glob("*.py")} - OF_OTHERS)
+MODULES = {path.stem: path for path in sorted(TEACH.rglob("*.py")) if path.stem not in OF_OTHERS}
 SENTENCE = re.compile(r"[A-Za-z]{2,},? [a-z]+")  # two words
 NOT_SAID = [  # strings of two words that nobody reads, or that are said before there is a language
     r'"?>?<.*', r"(font|display): .*",
@@ -42,8 +44,8 @@ def language(request):
 
 def read_by_students():
     """Every string of the modules that may be a sentence, but for docstrings: (module, text)."""
-    for module in MODULES:
-        tree = ast.parse((TEACH / f"{module}.py").read_text(encoding="utf-8"))
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         with_docs = (ast.Module, ast.ClassDef, ast.FunctionDef)
         docs = {
             node.body[0].value for node in ast.walk(tree) if isinstance(node, with_docs) and ast.get_docstring(node)
@@ -55,8 +57,8 @@ def read_by_students():
 
 def said_literally():
     """The strings that are given to said(...), of one word, too."""
-    for module in MODULES:
-        for node in ast.walk(ast.parse((TEACH / f"{module}.py").read_text(encoding="utf-8"))):
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "said":
                 yield from (x.value for x in ast.walk(node.args[0]) if isinstance(getattr(x, "value", 0), str))
 
@@ -64,7 +66,7 @@ def said_literally():
 def of_tables():
     yield from words.SENTENCES.values()
     yield from re.findall(
-        r"^\w+(?: \(\w+\))?: (.*)", (TEACH / "mistakes.txt").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\w+(?: \(\w+\))?: (.*)", (TEACH / "checks" / "mistakes.txt").read_text(encoding="utf-8"), re.MULTILINE
     )
     yield from verdicts.SECTIONS.values()
     yield from (masks._AXES_SAY[one] for one in masks._AXES_SAY if masks._AXES_SAY[one] != "1")
@@ -102,7 +104,7 @@ def test_no_sentence_is_hidden_among_names():
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_the_file_has_pairs_with_the_same_fields(language):
-    text = (TEACH / "languages" / f"{language}.txt").read_text(encoding="utf-8")
+    text = (TEACH / "words" / "languages" / f"{language}.txt").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and line[0] != "#"]
     table = words.translations(language)
     assert len(lines) == 2 * len(table)  # none twice

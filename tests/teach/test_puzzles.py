@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mha_c import teach
-from mha_c.teach import mistakes
-from mha_c.teach.probes import probes
+from mha_c.teach.checks import mistakes
+from mha_c.teach.checks.probes import probes
 
 
 @pytest.mark.parametrize("kind", mistakes.KINDS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_c import teach
-from mha_c.teach import trained_layer
+from mha_c.teach.players import trained_layer
 
 SENTENCE = "the {} did not {} the {} because it was {}"
 ANIMALS, MEALS = "cat dog horse cow mouse goat".split(), "soup salad pear bread cake rice".split()

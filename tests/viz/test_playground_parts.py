@@ -11,7 +11,7 @@ import pytest
 
 import mha_c
 import needs
-from mha_c.teach.stepping import STEPS
+from mha_c.teach.players.stepping import STEPS
 from playground_page import STATES, python_of, results, run_python, type_into
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]

@@ -1,0 +1,1 @@
+"""`check`: what somebody's attention computes beside the book's, and which known mistakes explain the difference."""

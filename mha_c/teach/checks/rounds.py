@@ -1,0 +1,450 @@
+"""How a student is asked: in rounds, one for each parameter that hides keys, with probes that fit, in likely ways."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from ..._recognize.roles import says
+from ..words.sentences import said
+from .comparing import equal, is_misshapen, output
+from .forms import LAYOUTS, NARROWER, RANKS, Way, doubled, says_steps_first
+from .making import CannotAsk, asks_for, constructor_parameters, widths
+from .masks import AXES, CannotSay, MaskWay
+from .masks import ways as mask_ways
+from .mistakes import function, signature
+from .probes import Inputs, Sizes, probes
+from .student import CAUSAL, WEIGHTS, Outcome, Round, Student
+
+OF_LENS = ("masked_softmax", "dot_product", "additive", "multi_head")  # kinds that hide by lengths; the others by masks
+_BY_MASK = ("causal", "window", "grouped", "causal_multi_head")
+_PAST = ("causal", "chunked")  # forms that hide the future
+_KEPT = 4  # layouts and shapes of masks that are tried in full
+
+
+class Run(NamedTuple):
+    """A student, one way to ask it, the probes, what came of them, and what should have."""
+
+    student: Student
+    asked: Round
+    form: str
+    way: Way
+    probes: list[Inputs]
+    outcomes: list[Outcome]
+    right: list[Any]
+
+
+def rounds(student: Student) -> list[Round]:
+    """The comparisons that exercise all that may hide a key; without any, the one of the kind."""
+    kind, own = student.kind, _forms(student)
+    made = []
+    for name, role in student.takes.items():
+        if role in ("valid_lens", "mask") and not (takes_masks(student) and student.mask != "none"):
+            continue
+        if role == "valid_lens":
+            made.append(Round(own, "lens", name))
+        elif role == "mask":
+            made.append(Round(forms_of_mask(student), "mask", name))
+        elif role == "causal" and kind not in CAUSAL:
+            past = ("chunked",) if student.is_chunked else ("causal",)
+            made.append(Round(past if kind == "dot_product" else forms_of_mask(student), "flag", name))
+        elif role == "second":
+            made.append(Round(own, "second", name))
+        elif role == "window" and kind in ("dot_product", "causal"):
+            made.append(Round(("window",), "window", name))
+    if not any(each.role in ("lens", "mask") for each in made):
+        made.insert(0, Round(own))
+    return made
+
+
+def forms_of_mask(student: Student) -> tuple[str, ...]:
+    """What a student is that is given a mask: kinds of lengths read otherwise then."""
+    own = _forms(student)
+    return tuple(f"{form}_of_mask" for form in own) if student.kind in OF_LENS and not student.is_chunked else own
+
+
+def takes_masks(student: Student) -> bool:
+    """Whether the book's function can be given a mask at all."""
+    return student.kind in (*OF_LENS, *_BY_MASK)
+
+
+def may_be_a_mask(asked: Round) -> bool:
+    """Whether lengths were told by place alone: a fourth argument by a name that says nothing may be a mask."""
+    return asked.role == "lens" and not says("valid_lens", asked.parameter)
+
+
+def as_mask(asked: Round) -> Round:
+    """The same round, with a mask in the place of lengths."""
+    return Round(tuple(f"{form}_of_mask" for form in asked.forms), "mask", asked.parameter)
+
+
+def untried(student: Student) -> list[str]:
+    """The parameters that no round exercises, and whose name does not say that they hide nothing."""
+    asked = {each.parameter for each in rounds(student)}
+    asked |= {x for x, role in student.takes.items() if student.mask == "none" and role in ("valid_lens", "mask")}
+    known = {*student.arguments, *student.sizes_of_table.values(), "base", "positions", "offset", "cos", "sin", "cis"}
+    known |= {"size", "axis", "-"}
+    known |= {"causal"} if student.kind in CAUSAL else set()
+    return [name for name, role in student.takes.items() if name not in asked and role not in known]
+
+
+def _forms(student: Student) -> tuple[str, ...]:
+    if student.is_chunked:
+        return ("chunked",) if student.kind == "causal" else ("chunked_all",)
+    if student.kind == "causal_multi_head":
+        return ("causal_multi_head", "causal_multi_head_rope", "causal_multi_head_rope_halves")
+    if student.kind == "additive" and student.values_are_keys:
+        return ("additive", "additive_weights")
+    return ("rope", "rope_halves") if student.kind == "rope" else (student.kind,)
+
+
+# ---- probes --------------------------------------------------------------------------------------------------------
+
+
+def probes_for(student: Student, asked: Round, layout: str = "batch") -> list[Inputs]:
+    """The probes that it can be asked in a round: the same objects each time."""
+    key = asked, "heads" in layout
+    if key not in student.kept:
+        student.kept[key] = _made_for(student, asked, layout)
+    return student.kept[key]
+
+
+def _made_for(student: Student, asked: Round, layout: str, again: bool = False) -> list[Inputs]:
+    if student.kind == "rope" and student.layers is not None and not student.is_class:
+        student.sizes = _size_that_fits(student, asked)
+    made = [_fitting(student, each, asked) for each in probes(asked.forms[0], student.sizes)]
+    made = [each for each in made if _is_answerable(student, each, asked)]
+    if not made:
+        words = said("{name}: check has no inputs that it takes; the book's is {kind}({signature})",
+                     name=student.name, kind=student.kind, signature=", ".join(signature(student.kind)))  # fmt: skip
+        raise CannotAsk(words)
+    if student.layers is not None and student.is_class and made:
+        fitting = [each for each in made if student.layers.at(each) is not None]
+        if not fitting:  # it makes a layer of its own size
+            layer = student.layers.any(made[-1])
+            if again:  # a layer of these sizes has others yet: it would grow for ever
+                words = "{name}: check does not know how its sizes follow from {arguments}: give it a layer"
+                arguments = ", ".join(each.name for each in constructor_parameters(student.mine))
+                raise CannotAsk(said(words, name=student.name, arguments=arguments))
+            student.sizes = student.layers.sizes_that_fit(layer)
+            return _made_for(student, asked, layout, again=True)
+        made = [*fitting, *_of_narrow_head(student, asked, fitting[-1])]
+    return [doubled(each) for each in made] if "heads" in layout else made
+
+
+def _of_narrow_head(student: Student, asked: Round, chosen: Inputs) -> list[Inputs]:
+    """Probes of one head with fewer features than its input has, where a class takes the size of a head."""
+    if not (student.has_weights and student.has_one_head and asks_for(student.mine, "head_dim")):
+        return []
+    wide = len(chosen["W_q"])
+    more = [_fitting(student, each, asked) for each in probes(asked.forms[0], Sizes(wide, wide, wide, wide // 2))]
+    assert student.layers is not None
+    return [x for x in more if _is_answerable(student, x, asked) and student.layers.at(x) is not None]
+
+
+def _size_that_fits(student: Student, asked: Round) -> Optional[Sizes]:
+    """Of a layer that turns pairs: the first width that its tables allow."""
+    assert student.layers is not None
+    choices = [None, *(Sizes(0, 0, 0, width) for width in widths(student.layers.at({})))]
+    for sizes in choices:
+        inputs = probes(student.kind, sizes)[1]
+        for tensors in _types(student):
+            if student(inputs, Way(tensors, precision=student.precision), asked).error is None:
+                return sizes
+    return None
+
+
+def steps_of(inputs: Inputs) -> tuple[int, int, int]:
+    """(batch, queries, keys)."""
+    first = inputs.get("queries", inputs.get("X"))
+    assert first is not None
+    keys = inputs["keys"].shape[-2] if "keys" in inputs else first.shape[-2 if "W_q" in inputs else -1]
+    return len(first), first.shape[-2], keys
+
+
+def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
+    """A probe, without what the student does not take in this round."""
+    inputs = {**inputs, **{name: x for name, x in student.own.items() if x and name in inputs}}
+    if "valid_lens" in inputs and asked.role != "lens":
+        inputs["valid_lens"] = None
+    if "mask" in inputs and asked.role == "flag" and asked.forms[0] not in _PAST:
+        batch, queries, keys = steps_of(inputs)
+        past = np.broadcast_to(np.tri(queries, keys, dtype=bool), (batch, queries, keys))
+        inputs["mask"] = True if queries != keys else past[:, None] if student.kind == "grouped" else past
+    elif "mask" in inputs and asked.role not in ("lens", "mask"):
+        inputs["mask"] = True
+    elif asked.role == "lens" and isinstance(inputs.get("mask"), np.ndarray):  # as many keys, the first ones
+        inputs["mask"] = np.arange(inputs["mask"].shape[-1]) < inputs["mask"].sum(axis=-1, keepdims=True)
+    if student.has_one_head and "W_o" in inputs:
+        inputs["num_heads"] = student.heads
+    if student.joins_heads_alone and "W_o" in inputs:
+        inputs["W_o"] = np.eye(len(inputs["W_o"]))
+    if student.width and "W_q" not in inputs:
+        for name in ("queries", "keys"):
+            inputs[name] = np.random.default_rng(22).standard_normal((*inputs[name].shape[:-1], student.width)).round(1)
+    if student.only_heads:
+        inputs.update((name, np.eye(len(inputs[name]))) for name in ("W_q", "W_k", "W_v", "W_o"))
+    if student.attends_to_itself:
+        _attend_to_itself(inputs)
+    elif student.values_are_keys:
+        inputs["values"] = inputs["keys"]
+    return inputs
+
+
+def _attend_to_itself(inputs: Inputs) -> None:
+    """Keys are queries, too; a mask that is the same for all queries goes for as many queries as there are keys."""
+    mask, steps = inputs.get("mask"), inputs["keys"].shape[1]
+    if inputs["keys"].shape[-1] == inputs["queries"].shape[-1]:
+        inputs["queries"] = inputs["keys"]
+        if isinstance(mask, np.ndarray) and mask.shape[-2] != steps and (mask == mask[:, :1]).all():
+            inputs["mask"] = np.broadcast_to(mask[:, :1], (len(mask), steps, steps))
+    inputs.update(keys=inputs["queries"], values=inputs["queries"])
+
+
+def _is_answerable(student: Student, inputs: Inputs, asked: Round) -> bool:
+    given, hiding = {*student.takes.values()}, inputs.get("mask", inputs.get("valid_lens"))
+    for name, weight in (("keys", "W_k"), ("values", "W_v")):
+        if weight in inputs and name in inputs and len(inputs[weight]) != inputs[name].shape[-1]:
+            return False
+    if (
+        "W_q" in inputs
+        and "X" in inputs
+        and any(len(inputs[x]) != inputs["X"].shape[-1] for x in ("W_q", "W_k", "W_v"))
+    ):
+        return False
+    if student.attends_to_itself and not _fits_itself(inputs, hiding):
+        return False
+    if inputs.get("offset") and not {"offset", "positions", "cos", "cis"} & given:
+        return False
+    if student.kind == "window" or asked.forms[0] == "window":
+        takes = "window" in given or "window" in student.own
+        return takes and inputs["queries"].shape[1] == inputs["keys"].shape[1]
+    return asked.role != "flag" or inputs.get("mask", True) is not True or asked.forms[0] in _PAST
+
+
+def _fits_itself(inputs: Inputs, hiding: Any) -> bool:
+    """Whether lengths and masks are those of as many keys as there are queries."""
+    steps = inputs["queries"].shape[1]
+    if not isinstance(hiding, np.ndarray):
+        return True
+    return (
+        hiding.shape[-1] == steps and hiding.shape[-2] == steps if hiding.dtype == bool else int(hiding.max()) <= steps
+    )
+
+
+# ---- ways ----------------------------------------------------------------------------------------------------------
+
+
+def runs(
+    student: Student, asked: Round, means: Optional[str] = None, accepts: Callable[[Run], Any] = lambda run: False
+) -> list[Run]:
+    """What comes of the probes, for each way that leads somewhere: the fewest errors and other types first.
+
+    A run without errors that `accepts` takes is the only one.
+    """
+    found: list[tuple[tuple[float, int], int, Run]] = []
+    for way in _ways(student, asked, means):
+        run = run_of(student, asked, way)
+        failed = sum(outcome.error is not None for outcome in run.outcomes)
+        failed += sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) if way.layout != "batch" else 0
+        failed += way.tensors and failed < len(run.outcomes) and not takes_graphs(run)
+        types = sum(outcome.dtype not in ("", way.dtype) for outcome in run.outcomes)
+        if not failed and not types and accepts(run):
+            return [run]
+        found.append(((failed / max(len(run.outcomes), 1), types), len(found), run))
+    ordered = [run for _, _, run in sorted(found, key=lambda each: each[:2])]
+    useful = [run for run in ordered if any(outcome.error is None for outcome in run.outcomes)]
+    return _distinct(useful) or ordered[:1]
+
+
+def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
+    kept, outcomes = [], []
+    for inputs in probes_for(student, asked, way.layout)[:most]:
+        try:
+            outcomes.append(student(inputs, way, asked))
+            kept.append(inputs)
+        except CannotSay:
+            continue
+    return Run(student, asked, asked.forms[0], way, kept, outcomes, [output(function(asked.forms[0]), x) for x in kept])
+
+
+def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
+    """The ways worth trying, the likeliest first."""
+    bases = [Way(*each) for each in itertools.product(_types(student), *_turns(student))]
+    read = range(_readings(student))
+    if student.precision != "float32":
+        bases = [way._replace(precision=student.precision) for way in bases]
+    bases = [way._replace(weights=number) for way in bases for number in read]
+    taken = {*student.takes.values()}
+    batched = [False, True] if taken & {"positions", "cos", "cis"} else [False]
+    tables = ["", "halves", "pairs"] if "cos" in taken else [""]
+    more = [*itertools.product(batched, tables)]
+    bases = [way._replace(batched=each, tables=laid) for way in bases for each, laid in more]
+    laid = _laid(bases, student, asked)
+    if asked.role != "mask":
+        return laid
+    past = student.kind in CAUSAL and asked.parameter not in student.optional
+    masked = [[way._replace(mask=mask) for mask in mask_ways(way.layout, means, past)] for way in laid]
+    usable: dict[Any, set[str]] = {}  # axes that are taken, where all else but weights is alike
+    for ways in masked:
+        key = ways[0].tensors, ways[0].layout
+        if key not in usable:
+            usable[key] = _usable(ways, student, asked)
+    return [way for ways in masked for way in ways if way.mask and way.mask.axes in usable[way.tensors, way.layout]]
+
+
+def _laid(bases: list[Way], student: Student, asked: Round) -> list[Way]:
+    """The ways, each with the axes that it takes."""
+    best = (_best([way._replace(layout=layout) for layout in LAYOUTS[student.kind]], student, asked) for way in bases)
+    return [run.way._replace(mask=None) for run in best]
+
+
+def _best(ways: list[Way], student: Student, asked: Round) -> Run:
+    """The way whose first probes, where nothing is hidden, have outputs of the right shape."""
+    free = asked if asked.role in ("", "lens") else asked._replace(role="")
+    if asked.role == "mask" and asked.parameter not in student.optional:  # it is refused without any
+        free = asked
+        ways = [
+            way._replace(mask=MaskWay("attend", "bool", axes))
+            for way in ways
+            for axes in AXES.get(way.layout, AXES["batch"])[:3]
+        ]
+    ways = _without_narrower(ways, student, free)
+    tried = [run_of(student, free, way, 2) for way in ways]
+    bad = [sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) for run in tried]
+    first = tried[bad.index(min(bad))]
+    if first.way.layout == "batch" and not _takes_several(first):
+        # Its batch of one item was taken for a sentence: with several it fails.
+        alone = [run for run in tried if run.way.layout == "item" and _is_near(run) and _takes_several(run)]
+        first = alone[0] if alone else first
+    # Of layouts with as many axes numbers tell; one with fewer may be right only because the batch is missing.
+    ranks = [RANKS.get(run.way.layout) for run in tried]
+    alike = [
+        run for run, count, rank in zip(tried, bad, ranks) if (count, rank) == (min(bad), RANKS.get(first.way.layout))
+    ]
+    if len(alike) > 1:  # one item, of which first probes are, may stand for a batch that is missing
+        several = [_takes_several(run) for run in alike]
+        alike = [run for run, takes in zip(alike, several) if takes == max(several)]
+    if min(bad) == 0 and any(run.way.layout == "batch" for run in alike):  # a single query shows less than several
+        alike = [run for run in alike if run.way.layout != "single_query"]
+    return next(filter(_is_near, alike), alike[0])
+
+
+def _without_narrower(ways: list[Way], student: Student, asked: Round) -> list[Way]:
+    """Without the forms that count only where the general one raises: one query for all, batch and steps exchanged; the
+    last also where the code says so."""
+    general = next((way for way in ways if way.layout == "batch"), None)
+    if general is None or not any(way.layout in NARROWER for way in ways):
+        return ways
+    run = run_of(student, asked, general)
+    if any(map(is_misshapen, run.outcomes, run.right)):
+        return ways
+    if student.has_weights:
+        ways = [way for way in ways if way.layout != "item"]
+    first = says_steps_first(student.mine)
+    return [way for way in ways if way.layout not in NARROWER or (first and way.layout == "time first")]
+
+
+def _takes_several(run: Run) -> bool:
+    """Whether the last probe, which has several items, gives the right shape."""
+    inputs = probes_for(run.student, run.asked, run.way.layout)[-1]
+    try:
+        return not is_misshapen(run.student(inputs, run.way, run.asked), output(function(run.form), inputs))
+    except CannotSay:
+        return False
+
+
+def _is_near(run: Run) -> bool:
+    """Whether all outcomes are those of one of the book's functions."""
+    for form in run.asked.forms:
+        right = [output(function(form), inputs) for inputs in run.probes]
+        if all(equal(*pair) for pair in zip(run.outcomes, right)):
+            return True
+    return False
+
+
+def _usable(ways: list[Way], student: Student, asked: Round) -> set[str]:
+    """The axes of masks that are taken, the likeliest."""
+    by_axes: dict[str, list[Way]] = {}
+    for way in ways:
+        assert way.mask is not None
+        by_axes.setdefault(way.mask.axes, []).append(way)
+    bad = {}
+    for axes, those in by_axes.items():
+        run, free = run_of(student, asked, those[0]), asked._replace(role="", parameter="")
+        failed = 0
+        for inputs, outcome, right in zip(run.probes, run.outcomes, run.right):
+            # What fails without any mask says nothing of masks.
+            if inputs["mask"] is not True and is_misshapen(outcome, right):
+                failed += not is_misshapen(student({**inputs, "mask": True}, those[0], free), right)
+        bad[axes] = failed / max(len(run.outcomes), 1)
+    if {"qk", "k"} <= {*by_axes} and _takes_squares_alone(run_of(student, asked, by_axes["qk"][0])):
+        return {"qk"}
+    chosen = sorted(by_axes, key=lambda axes: bad[axes])[:_KEPT]
+    return {axes for axes in chosen if bad[axes] == bad[chosen[0]]}
+
+
+def _takes_squares_alone(run: Run) -> bool:
+    """Whether it takes a mask of queries and keys only where there are as many of both: one that it transposes."""
+    taken: dict[bool, list[bool]] = {True: [], False: []}
+    for inputs, outcome, right in zip(run.probes, run.outcomes, run.right):
+        if isinstance(inputs["mask"], np.ndarray):
+            queries, keys = inputs["mask"].shape[-2:]
+            taken[queries == keys].append(not is_misshapen(outcome, right))
+    return bool(taken[True]) and all(taken[True]) and not any(taken[False])
+
+
+def _types(student: Student) -> list[bool]:
+    torch: Any = sys.modules.get("torch")
+    module = getattr(getattr(torch, "nn", None), "Module", ())
+    if issubclass(student.mine, module) if student.is_class else isinstance(student.mine, module):
+        return [True]
+    types = [False, True] if torch else [False]
+    if torch and any(x is torch for x in getattr(student.mine, "__globals__", {}).values()):
+        types.reverse()
+    return types
+
+
+def _turns(student: Student) -> tuple[list[bool], list[bool]]:
+    """Whether weights that are arguments are turned, and whether w_v is a matrix."""
+    as_arguments = student.kind in WEIGHTS and not student.has_weights
+    both = [False, True]
+    return both[: 1 + as_arguments], both[: 1 + (as_arguments and student.kind == "additive")]
+
+
+def _readings(student: Student) -> int:
+    if student.layers is None or not student.has_weights:
+        return 1
+    layer = student.layers.any(probes(student.kind)[0]) if student.is_class else student.layers.at({})
+    return len(student.layers.weights(layer))
+
+
+def _distinct(found: list[Run]) -> list[Run]:
+    """Without those that have the same outcomes as one before."""
+    seen, kept = set(), []
+    for run in found:
+        key = (
+            run.way.tensors,
+            run.way.layout,
+            *(x.output.tobytes() if x.output is not None else str(x.error) for x in run.outcomes),
+        )
+        if key not in seen:
+            kept.append(run)
+        seen.add(key)
+    return kept
+
+
+def takes_graphs(run: Run) -> bool:
+    """Whether tensors that need gradients are taken, too: NumPy's functions take only those that need none."""
+    if run.way.layout not in ("batch", "grouped") or run.student.sizes_of_table:
+        return True
+    inputs = next(inputs for inputs, outcome in zip(run.probes, run.outcomes) if outcome.error is None)
+    try:
+        run.student.traced(inputs, run.way, run.asked, "X" if "X" in inputs else "queries")
+    except Exception:
+        return False
+    return True

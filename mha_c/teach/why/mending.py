@@ -1,0 +1,224 @@
+"""A line of the student's own, changed in one place until all numbers are right: then it is known what it should be.
+
+Each change is tried: the function runs with the changed line, and is compared with the book's on all probes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import process_time
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple, Optional
+
+from ..checks.comparing import equal, output
+from ..checks.mistakes import function
+from ..checks.rounds import Run
+from .edits import Edit, Names, edits, is_of_number
+from .noting import Place, functions_noted
+
+_MOST = 900  # changes that are tried for one answer
+_PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
+_FAR = 15  # lines; what is farther from where numbers differ is as likely as what stands here
+
+
+class Mended(NamedTuple):
+    """A line, and the same as it should be."""
+
+    place: Place
+    text: str
+
+
+class _Change(NamedTuple):
+    """A change of a line; of those that make all right, the one with the least cost is told."""
+
+    cost: tuple[int, ...]
+    of: _Function
+    number: int
+    edit: Edit
+
+
+def mended(run: Run, form: str, places: Sequence[Place], id: str = "") -> Optional[Mended]:
+    """The smallest change of one line that makes all numbers right: as a mistake of this id is mended, or any.
+
+    The lines of `places` are tried first; then all others of the functions that ran.  Numbers and texts that are
+    written out are changed before names, whose values come from elsewhere.
+    """
+    end = process_time() + _PATIENCE
+    lines = _lines_that_ran(run)
+    right = [output(function(form), inputs) for inputs in run.probes]
+    tried: set[Any] = set()
+    for of in dict.fromkeys((id, "")):
+        found: Optional[_Change] = None
+        for change in _ordered(lines, places, of):
+            if len(tried) >= _MOST or process_time() > end:
+                break
+            key = change.of.made, change.number, change.edit
+            if key in tried or (found is not None and change.cost >= found.cost):
+                continue
+            tried.add(key)
+            found = change if _is_right_with(run, right, change) else found
+        if found is not None:
+            line = found.of.line(found.number).strip()
+            place = Place(found.of.file, found.number, line, found.of.made.__name__)
+            return Mended(place, found.of.changed(found.number, found.edit)[1].strip())
+    return None
+
+
+def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id: str) -> list[_Change]:
+    """All changes, the smallest first, and those of the likeliest lines before."""
+    made: list[tuple[int, _Change]] = []
+    for theirs, number in lines:
+        raw = theirs.line(number).encode()
+        near = (
+            abs(number - each.number) for each in places if each.file == theirs.file and each.number in theirs.lines
+        )
+        distance = min(_FAR, *near, _FAR)
+        for edit in theirs.edits(number, id):
+            # Of two as small: what is done to a name, not to a call, whose own line would do it.
+            size, is_of_call = edit.size(raw), b"(" in raw[edit.start : edit.end]
+            cost = (not is_of_number(edit, raw), size, is_of_call, number)
+            made.append((size + 2 * distance if distance else 0, _Change(cost, theirs, number, edit)))
+    return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
+
+
+def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
+    """Whether all outcomes are right with it."""
+    code, _ = change.of.changed(change.number, change.edit)
+    if code is None:
+        return False
+    layers = run.student.layers if change.of.made.__name__ == "__init__" else None
+    order = sorted(range(len(run.probes)), key=lambda i: equal(run.outcomes[i], run.right[i]))
+    met = []
+    try:
+        with _instead(change.of.made, code):
+            for i in order:
+                met.append(run.probes[i])
+                if layers is not None:
+                    layers.remake(run.probes[i])
+                if not equal(run.student(run.probes[i], run.way, run.asked), right[i]):
+                    return False
+    except Exception:  # what its class makes then may be no layer
+        return False
+    finally:
+        for inputs in met:
+            if layers is not None:
+                layers.remake(inputs)
+    return True
+
+
+@contextmanager
+def _instead(theirs: FunctionType, code: CodeType) -> Iterator[None]:
+    own = theirs.__code__
+    theirs.__code__ = code
+    try:
+        yield
+    finally:
+        theirs.__code__ = own
+
+
+# ---- the functions that lines stand in -------------------------------------------------------------------------------
+
+
+class _Function:
+    """A function of the student's, and its text."""
+
+    def __init__(self, made: FunctionType, attributes: Sequence[str]) -> None:
+        lines, first = inspect.getsourcelines(made)
+        self.made, self.file = made, made.__code__.co_filename
+        self.lines = range(first, first + len(lines))
+        # A method's text stands in no class here.
+        self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
+        self._first = first - (self._text is not lines)
+        of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
+        self._names = Names([x for x in _variables(made.__code__) if x != "self"], attributes, of_file)
+        tree = ast.parse("".join(self._text))
+        nodes: list[Any] = [x for x in ast.walk(tree) if isinstance(x, (ast.expr, ast.stmt, ast.slice))]
+        self._nodes = [x for x in nodes if getattr(x, "lineno", 0) == getattr(x, "end_lineno", -1)]
+
+    def line(self, number: int) -> str:
+        return self._text[number - self._first].rstrip("\n")
+
+    def edits(self, number: int, of: str = "") -> Iterator[Edit]:
+        """Changes of one place of a line."""
+        return edits([x for x in self._nodes if x.lineno == number - self._first + 1], self._names, of)
+
+    def changed(self, number: int, edit: Edit) -> tuple[Optional[CodeType], str]:
+        """The function's code with a change, None where it is no Python, and the line."""
+        raw = self.line(number).encode()
+        text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
+        at = number - self._first
+        return _compiled([*self._text[:at], text + "\n", *self._text[at + 1 :]], self.made), text
+
+
+def _variables(code: CodeType) -> list[str]:
+    """Those of a function, and of what stands in it."""
+    inner = (x for x in code.co_consts if isinstance(x, CodeType))
+    return list(dict.fromkeys([*code.co_varnames, *(name for each in inner for name in _variables(each))]))
+
+
+def _functions_of(run: Run, file: str = "") -> list[_Function]:
+    """The functions of a student's, the innermost first; `file`: those of this file alone."""
+    layer = run.student.layers.first if run.student.layers is not None else None
+    kept = {**getattr(layer, "__dict__", {}), **getattr(layer, "_modules", {})}
+    attributes = [name for name, x in kept.items() if name[:1] != "_" and (callable(x) or type(x) in (int, float)
+                  or getattr(x, "ndim", 0) == 2)]  # fmt: skip
+    found: dict[CodeType, _Function] = {}
+    for each in _functions(run.student.mine):
+        if file not in ("", each.__code__.co_filename) or each.__code__ in found:
+            continue
+        if each.__name__ != "__init__" or run.student.is_class:
+            try:
+                found[each.__code__] = _Function(each, attributes)
+            except (OSError, TypeError, SyntaxError):
+                continue
+    return sorted(found.values(), key=lambda one: -one.lines.start)
+
+
+def _lines_that_ran(run: Run) -> list[tuple[_Function, int]]:
+    """The lines of the functions that ran for a probe that differs."""
+    inputs = next(x for x, got, right in zip(run.probes, run.outcomes, run.right) if not equal(got, right))
+    with functions_noted() as ran:
+        if run.student.layers is not None:
+            run.student.layers.remake(inputs)
+        run.student(inputs, run.way, run.asked)
+    theirs = [each for each in _functions_of(run) if each.made.__code__ in ran]
+    return [(each, number) for each in theirs for number in each.lines]
+
+
+def _functions(mine: Any) -> Iterator[FunctionType]:
+    """The functions of a student's module, and the methods of its classes."""
+    call = mine if isinstance(mine, (type, FunctionType)) else getattr(mine, "__func__", type(mine))
+    if isinstance(call, FunctionType):
+        yield call
+    module = sys.modules.get(getattr(call, "__module__", ""))
+    room = getattr(call, "__globals__", None) or vars(module or sys)
+    for held in [call, *room.values()]:
+        if isinstance(held, FunctionType):
+            yield held
+        elif isinstance(held, type):
+            yield from (x for x in vars(held).values() if isinstance(x, FunctionType))
+
+
+def _compiled(source: list[str], theirs: FunctionType) -> Optional[CodeType]:
+    """The code of a changed text, which can take the place of the function's own."""
+    free = theirs.__code__.co_freevars
+    if source[0] == "if 1:\n":  # what stands in something else may read its variables
+        indent = source[1][: len(source[1]) - len(source[1].lstrip())]
+        source = ["def _around():\n", *(f"{indent}{name} = None\n" for name in free), *source[1:]]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            waiting = [compile("".join(source), theirs.__code__.co_filename, "exec")]
+    except (SyntaxError, ValueError):
+        return None
+    while waiting:
+        code = waiting.pop()
+        if code.co_name == theirs.__name__ and code.co_freevars == free:
+            return code
+        waiting += [x for x in code.co_consts if isinstance(x, CodeType)]
+    return None

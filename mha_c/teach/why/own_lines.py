@@ -1,0 +1,179 @@
+"""What is said of a student's own line: where a mistake is, or where numbers begin to differ, what it should be, and
+the book's line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from ..checks.answers import OwnLine
+from ..checks.mistakes import Mistake
+from ..checks.rounds import Run
+from ..words.sentences import said, say
+from .mending import Mended, mended
+from .noting import Place
+from .searching import Search
+from .traces import book_trace, changed, in_one_call, student_trace, telling
+
+
+class Found(NamedTuple):
+    """The student's line, the book's and, of `stage`, up to where the numbers are right."""
+
+    place: Optional[Place]
+    book: str = ""
+    stage: str = ""
+
+
+def own_lines(run: Run, form: str, mistakes: Sequence[Mistake]) -> list[OwnLine]:
+    """The student's lines that these mistakes are in; those that can be told."""
+    try:
+        found = found_for(run, form, mistakes)
+    except Exception:  # what a student's objects do while they are noted may be anything
+        return []
+    lines = [_line(each) for each in found if each.place is not None and each.place.text]
+    if len(found) == 1:
+        first = first_difference(run).place
+        places = list(dict.fromkeys(each for each in (found[0].place, first) if each is not None and each.text))
+        one = _mended(run, form, places, mistakes[0].id)
+        if one is not None:
+            return [_line(found[0]._replace(place=one.place))._replace(should_be=one.text)]
+    return [x for i, x in enumerate(lines) if all(x[:2] != other[:2] for other in lines[:i])]
+
+
+def up_to(run: Run) -> list[Any]:
+    """Of what no known mistake explains: up to which stage it is right, and the line where it begins to differ."""
+    try:
+        found = first_difference(run)
+    except Exception:
+        return []
+    words = [say("stage", stage=said(found.stage))] if found.stage else []
+    if found.place is None or not found.place.text:
+        return words
+    return [*words, say("begins"), _line(found)]
+
+
+def one_line(run: Run, error: Optional[Place] = None) -> Optional[OwnLine]:
+    """The line that makes all numbers right once it is changed in one place; `error`: the line that raises."""
+    try:
+        places = [first_difference(run).place, error]
+    except Exception:
+        places = [error]
+    one = _mended(run, run.form, [each for each in places if each is not None and each.text])
+    return None if one is None else _line(Found(one.place))._replace(should_be=one.text)
+
+
+def _mended(run: Run, form: str, places: Sequence[Place], id: str = "") -> Optional[Mended]:
+    try:
+        return mended(run, form, places, id)
+    except Exception:  # as above
+        return None
+
+
+def random_lines(run: Run) -> list[Any]:
+    """The line that gives other numbers in each call, and whether it drops: (words, line)."""
+    try:
+        traces = [student_trace(run, run.probes[-1]) for _ in range(2)]
+        one, two = ([x for x in each.steps if x.place.function != "__init__"] for each in traces if each is not None)
+    except Exception:
+        return []
+    for first, second in zip(one, two):
+        if first.place == second.place and first.value.shape == second.value.shape:
+            if not np.allclose(first.value, second.value, equal_nan=True) and first.name not in ("empty", "named"):
+                made = first.name in ("linear", "matmul", "addmm", "bmm") and "drop" not in first.place.text.lower()
+                return [say("random_other" if made else "random_drops"), _line(Found(first.place))]
+    return []
+
+
+def nan_line(run: Run) -> list[Any]:
+    """The line where NaN appears first, and why it does."""
+    try:
+        chosen = [i for i, x in enumerate(run.outcomes) if x.output is not None and np.isnan(x.output).any()]
+        trace = student_trace(run, next(in_one_call(run.probes[chosen[-1]], run.way.layout)))
+    except Exception:
+        return []
+    for step in trace.steps if trace is not None else ():
+        if np.isnan(step.value).any():
+            values = [trace.value(x) for x in step.sources] if trace is not None else []
+            words = "an operation has no number as its result here"
+            if "mul" in step.name:
+                words = "0 times infinity is NaN: hide with torch.where or masked_fill, not by a product"
+            elif "softmax" in step.name or any((np.isneginf(x).all(axis=-1)).any() for x in values if x.ndim):
+                words = "a row whose numbers are all -inf has no softmax"
+            return [say("nan_first", why=said(words)), _line(Found(step.place))]
+    return []
+
+
+def line_of(run: Run, name: str) -> list[OwnLine]:
+    """The line of the last operation whose name, or text, has these letters."""
+    try:
+        trace = student_trace(run, run.probes[-1])
+    except Exception:
+        return []
+    steps = [x for x in trace.steps if x.place.function != "__init__"] if trace is not None else []
+    found = [x for x in steps if name in x.name] or [x for x in steps if name in x.place.text.lower()]
+    return [_line(Found(found[-1].place))] if found else []
+
+
+def constructor_line(run: Run) -> list[OwnLine]:
+    """The line of a class that makes torch's MultiheadAttention, and the same with batch_first=True."""
+    made_by = run.student.mine if isinstance(run.student.mine, type) else type(run.student.mine)
+    try:
+        lines, first = inspect.getsourcelines(made_by)
+    except (OSError, TypeError):
+        return []
+    for number, text in enumerate(lines, first):
+        if re.search(r"MultiheadAttention\(.*\)\s*$", text):
+            place = Place(inspect.getsourcefile(made_by) or "", number, text.strip(), "__init__")
+            mended = re.sub(r"\)\s*$", ", batch_first=True)", text.strip())
+            return [_line(Found(place))._replace(should_be=mended)]
+    return []
+
+
+def _line(found: Found) -> OwnLine:
+    assert found.place is not None
+    return OwnLine(_called(found.place.file), found.place.number, found.place.text, "", found.book)
+
+
+def _called(file: str) -> str:
+    """What a reader calls a file, or a cell."""
+    if file.startswith("<ipython") or "ipykernel_" in file:
+        return said("this cell")
+    return Path(file).name
+
+
+def found_for(run: Run, form: str, mistakes: Sequence[Mistake]) -> list[Found]:
+    """For each mistake the student's line, as far as it can be told."""
+    inputs = telling(run, form)
+    trace = student_trace(run, inputs) if inputs is not None else None
+    if trace is None or inputs is None:
+        return [Found(None, _books_line(form, mistakes, i)) for i in range(len(mistakes))]
+    wrong = book_trace(form, mistakes, inputs)
+    made = []
+    for number in range(len(mistakes)):
+        others = [x for i, x in enumerate(mistakes) if i != number]
+        right = [book_trace(form, [], inputs), *([book_trace(form, others, inputs)] if others else [])]
+        lines = changed(form, mistakes, number)
+        place = Search(trace, right, inputs).of_mistake(mistakes[number].id, wrong, right[0], lines)
+        made.append(Found(place, _books_line(form, mistakes, number)))
+    return made
+
+
+def _books_line(form: str, mistakes: Sequence[Mistake], number: int) -> str:
+    return next((each.book for each in changed(form, mistakes, number)), "")
+
+
+def first_difference(run: Run) -> Found:
+    """Of what no known mistake explains: the line where numbers begin to differ, and the stage that is right."""
+    inputs = telling(run, run.form)
+    trace = student_trace(run, inputs) if inputs is not None else None
+    if trace is None or inputs is None:
+        return Found(None)
+    right = book_trace(run.form, [], inputs)
+    search = Search(trace, [right], inputs)
+    return Found(search.first(), "", search.stage(right))

@@ -1,0 +1,247 @@
+"""Which of a student's lines a mistake is in: the first that makes numbers which the book's call never has.
+
+A student's steps stand beside those of the book, and of the book with the mistake.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from ..checks.probes import Inputs
+from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
+from .noting import Place, Step, Trace
+from .traces import Change, first_read, heads, last_of, otherwise, stages
+
+_OF_LAYOUT = (
+    "reshape", "view", "transpose", "swapaxes", "permute", "T", "mT", "flatten",
+    "unflatten", "rearrange", "moveaxis", "split", "chunk", "unbind", "contiguous",
+)  # fmt: skip
+
+
+_OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
+_OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
+_LAID = ("heads_", "wrong_axes", "qkv_order", "groups_", "wrong_group")
+
+
+def _where_named(place: Place) -> Optional[Place]:
+    """The line before that gives the number under a root its name."""
+    found = re.search(r"sqrt\(\s*([A-Za-z_][\w.]*)\s*\)|([A-Za-z_][\w.]*) ?\*\* ?-?\(?(?:0?\.5|1 ?/ ?2)", place.text)
+    name = next(filter(None, found.groups()), "") if found else ""
+    name = name or next(iter(re.findall(r"\bself\.\w*scal\w*|\bscale\b|\bd_k\b", place.text)), "")
+    if not name or (name.startswith("self.") and not re.search("scal|temp|d_k|sqrt", name)):
+        return None
+    start = 1 if name.startswith("self.") else max(1, place.number - 40)
+    lines = [(n, linecache.getline(place.file, n)) for n in range(place.number - 1, start - 1, -1)]
+    for number, text in lines:
+        if re.match(rf"\s*{re.escape(name)}\s*=[^=]", text):
+            return place._replace(number=number, text=text.strip())
+        if text.lstrip().startswith("def ") and not name.startswith("self."):
+            return None
+    return None
+
+
+class Search:
+    """The student's steps beside the book's."""
+
+    def __init__(self, trace: Trace, right: Sequence[Trace], inputs: Inputs) -> None:
+        first: Any = inputs.get("X", inputs.get("keys"))
+        self.inputs = inputs
+        self.steps = [
+            x._replace(value=cut(x.value, first.shape[-2])) if x.place.function == "__init__" else x
+            for x in trace.steps
+        ]
+        books = [x.value for each in right for x in each.steps]
+        books += [x for each in right for x in each.inputs]
+        books += [x for x in inputs.values() if isinstance(x, np.ndarray)]
+        count = inputs.get("num_heads", 1)
+        masks = [x for x in books if x.dtype == bool and x.ndim > 1]
+        self.masks = [*masks, *(x[::count] for x in masks if len(x) % count == 0)]
+        self.masks += [x.reshape(-1, x.shape[-1]) for x in masks]
+        self.books = books
+        self.heads = [x for x in heads(right, inputs)]
+        self.right = Known([*(x for x in books if x.dtype != bool), *otherwise(books, right, inputs)])
+        self.is_right = [self._is_right(x) for x in self.steps]
+        numbers = {i for i, x in enumerate(self.is_right) if x and is_numbers(self.steps[i].value)}
+        self.good = numbers | self._leading_to(numbers)
+
+    def _is_right(self, step: Step) -> bool:
+        if (
+            step.value.size == 0
+            or counts(step.value)
+            or (not step.sources and (step.value == step.value.flat[0]).all())
+        ):
+            return True
+        if is_mask(step.value):
+            return any(same_mask(step.value, x) for x in self.masks)
+        if step.value.ndim < 3 and step.value.size > 1 and (step.value == np.round(step.value)).all():
+            return any(x.size == step.value.size and (x.ravel() == step.value.ravel()).all() for x in self.books)
+        if step.value not in self.right:
+            return False
+        if step.name in _OF_LAYOUT and step.value.ndim > 2:
+            alike = [x for x in self.heads if x.size == step.value.size and step.value in Known([x])]
+            return not alike or any(is_arranged(step.value, x) for x in alike)
+        return True
+
+    def of_mistake(self, id: str, wrong: Trace, right: Trace, changed: Sequence[Change]) -> Optional[Place]:
+        """The line of a mistake: where the numbers of the book's changed line appear, or what leads to them began."""
+        if id.startswith(_LAID):
+            place = self._laid_wrong() or self._last_transposed(right)
+            if place is not None:
+                return place
+        if id.startswith(_OF_MASKS):
+            unused = self._mask_without_use()
+            if unused is not None:
+                return unused
+        elif all(each.is_lost for each in changed):
+            lost = [x for each in changed for x in first_read(right, each)]
+            at = next((at for x in lost for at in [self._last_with(x)] if at is not None), None)
+            if at is not None:
+                return self.steps[at].place
+        if id.startswith("swapped"):
+            return self._swapped(wrong, right, changed)
+        values = [x for each in changed for x in last_of(wrong, each) if is_numbers(x)]
+        new = next((at for x in values if x not in self.right for at in [self._first_with(x)] if at is not None), None)
+        if new is not None:
+            return self._named_otherwise(id, self._began(new))
+        if id.startswith("no_projection") and values:
+            at = self._last_with(values[-1])
+            return self.steps[at].outer if at is not None else self.first()
+        for x in values if not id.startswith(_OF_MASKS) else ():
+            at = self._last_with(x) if x in self.right else None
+            if at is not None:
+                return self.steps[at].place
+        starts = [i for i, x in enumerate(wrong.steps) if any(each.is_at(x.place) for each in changed)]
+        for step in wrong.steps[min(starts, default=0) :]:
+            at = self._first_with(step.value) if is_numbers(step.value) and step.value not in self.right else None
+            if at is not None:
+                return self._named_otherwise(id, self._began(at))
+        return self.first()
+
+    def _laid_wrong(self) -> Optional[Place]:
+        """The first line that gives right numbers in an order of axes that the book's heads never have."""
+        bad = [i for i, x in enumerate(self.steps) if not self.is_right[i] and x.name in _OF_LAYOUT]
+        bad = [i for i in bad if self.steps[i].value in self.right]
+        if not bad:
+            return None
+        step = self.steps[bad[0]]
+        before = self.steps[step.sources[0]] if step.sources and step.sources[0] >= 0 else step
+        joins = before.value.ndim > step.value.ndim and before.name in ("transpose", "permute", "swapaxes")
+        return before.place if joins else step.place
+
+    def _last_transposed(self, right: Trace) -> Optional[Place]:
+        """Of a function that transposes, and does nothing else: where it does."""
+        if any(not x.place.file.startswith("book:transpose") for x in right.steps):
+            return None
+        turns = [x.place for x in self.steps if x.name in ("transpose", "permute", "swapaxes", "einsum")]
+        return turns[-1] if turns else self.steps[0].place
+
+    def _mask_without_use(self) -> Optional[Place]:
+        """The line that masks the scores rightly, where nothing uses what it makes."""
+        used = self._leading_to_the_end()
+        for i, step in enumerate(self.steps):
+            hides = step.value.size > 1 and (step.value <= -1e4).any()
+            if hides and self.is_right[i] and i not in used and step.name != "named":
+                return step.place
+        return None
+
+    def _swapped(self, wrong: Trace, right: Trace, changed: Sequence[Change]) -> Optional[Place]:
+        """Of inputs or weights in each other's place: where they are exchanged, or the first product that is not right;
+        of products that the book has in another place, the one that takes the place of what is missing."""
+        for step in self.steps:
+            if re.match(r"(\w+), (\w+) = \2, \1\b", step.place.text):
+                return step.place
+        if "X" not in self.inputs:
+            return self.first()
+        theirs = [x for each in changed for x in last_of(right, each) if is_numbers(x)]
+        have, wrongs = Known(x.value for x in self.steps), Known(x.value for x in wrong.steps)
+        missing = [x for x in theirs if x not in wrongs]
+        if missing and all(x in have for x in missing):
+            return self.first()
+        made = [self.inputs["X"] @ self.inputs[name] for name in ("W_q", "W_k", "W_v") if name in self.inputs]
+        values = [x for each in changed for x in last_of(wrong, each) if x in Known(made)] or made
+        at = next((at for x in values for at in [self._made_last(x)] if at is not None), None)
+        return self.steps[at].place if at is not None else self.first()
+
+    def _named_otherwise(self, id: str, place: Place) -> Place:
+        """Of a mask that is read the other way round: the line that made it, if its name says the opposite; of a scale
+        by a wrong number: the line that made this number."""
+        if id in _OF_SIZES:
+            return _where_named(place) or place
+        if id != "mask_inverted":
+            return place
+        for step in self.steps:
+            name = re.match(r"(\w+)\s*=[^=]", step.place.text)
+            if step.value.dtype == bool and name and step.place != place and re.search("[<>]", step.place.text):
+                hides = re.search("hid|pad|futur|block|invalid|beyond|out", name[1].lower())
+                seen = any(equal_masks(step.value, x) for x in self.masks)
+                if bool(hides) == seen and self._is_used_by(step, place):
+                    return step.place
+        return place
+
+    def _is_used_by(self, step: Step, place: Place) -> bool:
+        name = step.place.text.partition("=")[0].strip()
+        return bool(re.search(rf"\b{re.escape(name)}\b", place.text))
+
+    def _with(self, value: Any) -> list[int]:
+        known = Known([value])
+        return [i for i, x in enumerate(self.steps) if x.value.dtype != bool and x.value in known]
+
+    def _first_with(self, value: Any) -> Optional[int]:
+        return next(iter(self._with(value)), None)
+
+    def _last_with(self, value: Any) -> Optional[int]:
+        return next(reversed(self._with(value)), None)
+
+    def _made_last(self, value: Any) -> Optional[int]:
+        """The last step with these numbers that does not have them from another."""
+        having = {*self._with(value)}
+        made = [i for i in having if not having & {*self.steps[i].sources} and self.steps[i].name != "named"]
+        return max(made, default=None)
+
+    def _began(self, at: int) -> Place:
+        """The first of the steps that led to this one whose numbers are not right, either."""
+        found, waiting = at, [at]
+        seen = set()
+        while waiting:
+            for source in self.steps[waiting.pop()].sources:
+                if source >= 0 and source not in seen and not self.is_right[source] and source not in self.good:
+                    seen.add(source)
+                    waiting.append(source)
+                    found = min(found, source)
+        return self.steps[found].place
+
+    def first(self) -> Optional[Place]:
+        """The first step that is not right, and leads to nothing right."""
+        of_output = self._leading_to_the_end()
+        bad = [i for i in sorted(of_output) if i not in self.good and is_numbers(self.steps[i].value)]
+        return self.steps[bad[0]].place if bad else None
+
+    def _leading_to_the_end(self) -> set[int]:
+        last = len(self.steps) - 1
+        return {last} | self._leading_to({last})
+
+    def _leading_to(self, ends: Iterable[int]) -> set[int]:
+        """The steps that these were made of."""
+        found: set[int] = set()
+        waiting = [*ends]
+        while waiting:
+            for source in self.steps[waiting.pop()].sources:
+                if source >= 0 and source not in found:
+                    found.add(source)
+                    waiting.append(source)
+        return found
+
+    def stage(self, right: Trace) -> str:
+        """The last stage of the book's whose numbers the student has; "" where there is none."""
+        theirs = [x.value for x in self.steps if x.value.dtype != bool]
+        reached = ""
+        for stage, value in stages(right):
+            known = Known([value])
+            if any(x in known for x in theirs):
+                reached = stage
+        return reached

@@ -1,0 +1,1 @@
+"""The sentences of answers, and their translations."""
