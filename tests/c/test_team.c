@@ -174,20 +174,6 @@ check_what_it_is_not_for(watch *w)
 
 static atomic_int stop;
 
-static void *
-keep_calling(void *unused)
-{
-    watch *w = malloc(sizeof *w);
-    intptr_t n_wrong = 0;
-
-    (void)unused;
-    while (!atomic_load(&stop)) {
-        n_wrong += !runs_right(w, 300, 4, 100);
-    }
-    free(w);
-    return (void *)n_wrong;
-}
-
 static void
 check_concurrent_callers(watch *w)
 {
@@ -197,7 +183,7 @@ check_concurrent_callers(watch *w)
 
     atomic_store(&stop, 0);
     for (int i = 0; i < 3; i++) {
-        pthread_create(&callers[i], NULL, keep_calling, NULL);
+        pthread_create(&callers[i], NULL, keep_calling, &stop);
     }
     for (int i = 0; i < ROUNDS; i++) {
         ok &= runs_right(w, 100, 4, 20);
@@ -229,7 +215,7 @@ check_fork(watch *w)
     int n_good = 0;
 
     atomic_store(&stop, 0);
-    pthread_create(&caller, NULL, keep_calling, NULL);
+    pthread_create(&caller, NULL, keep_calling, &stop);
     for (int i = 0; i < ROUNDS / 10; i++) {
         const pid_t pid = fork();
         if (pid == 0) {

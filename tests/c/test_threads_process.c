@@ -10,7 +10,6 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -123,20 +122,6 @@ forks_well(watch *w, int repetitions)
 
 static atomic_int stop;
 
-static void *
-keep_calling(void *unused)
-{
-    watch *w = malloc(sizeof *w);
-    intptr_t n_wrong = 0;
-
-    (void)unused;
-    while (!atomic_load(&stop)) {
-        n_wrong += !runs_right(w, 300, 4, 100);
-    }
-    free(w);
-    return (void *)n_wrong;
-}
-
 static void
 check_fork(watch *w)
 {
@@ -147,7 +132,7 @@ check_fork(watch *w)
     check(forks_well(w, REPETITIONS), "fork after use: the child has a pool of its own, and so has its child");
     atomic_store(&stop, 0);
     for (int i = 0; i < 2; i++) {
-        pthread_create(&callers[i], NULL, keep_calling, NULL);
+        pthread_create(&callers[i], NULL, keep_calling, &stop);
     }
     ok = forks_well(w, REPETITIONS);
     atomic_store(&stop, 1);
@@ -223,7 +208,7 @@ check_exit(void)
             pthread_t caller;
             alarm(HANGS);
             atomic_store(&stop, 0);
-            pthread_create(&caller, NULL, keep_calling, NULL);
+            pthread_create(&caller, NULL, keep_calling, &stop);
             sleep_ms(2);
             exit(0);
         }

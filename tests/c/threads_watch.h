@@ -1,12 +1,15 @@
 /*
- * threads_watch.h: a job that watches how the pool runs it, for test_pool.c, test_threads.c, test_threads_process.c.
+ * threads_watch.h: a job that watches how the pool runs it, for test_pool.c, test_team.c, test_threads.c,
+ * test_threads_process.c.
  * SPDX-License-Identifier: BSD-3-Clause
  */
 #ifndef THREADS_WATCH_H
 #define THREADS_WATCH_H
 
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(_WIN32)
 #include <windows.h>
@@ -89,6 +92,20 @@ runs_right(watch *w, size_t n_tasks, unsigned n_workers, int spin)
         right &= atomic_load(&w->runs[i]) == (i < n_tasks ? 1u : 0u);
     }
     return right && atomic_load(&w->errors) == 0;
+}
+
+/* What a thread runs: calls, until `stop`, an atomic_int, is set.  How many went wrong, as a pointer. */
+static inline void *
+keep_calling(void *stop)
+{
+    watch *w = malloc(sizeof *w);
+    intptr_t n_wrong = 0;
+
+    while (!atomic_load((atomic_int *)stop)) {
+        n_wrong += !runs_right(w, 300, 4, 100);
+    }
+    free(w);
+    return (void *)n_wrong;
 }
 
 #if !defined(_WIN32)
