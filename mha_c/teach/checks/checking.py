@@ -10,7 +10,7 @@ import numpy as np
 from ..._arguments.calls import is_refusal, refuses_at_the_call
 from ..words.sentences import said, say
 from . import masks
-from .answers import Answer, OwnLine, failed
+from .answers import Answer, failed
 from .besides import besides
 from .besides import notes as notes_on
 from .beyond import beyond, extra, of_large_scores
@@ -39,6 +39,7 @@ from .students import student_of
 from .together import together
 from .training import training, with_lines
 from .verdicts import (
+    InOneLine,
     exits,
     in_one_line,
     is_nan,
@@ -272,9 +273,9 @@ def _wrong(tried: list[Run], notes: list[str]) -> Answer:
     runs_right = next(filter(_is_right_where_it_runs, tried), None)
     if runs_right is not None:
         return unknown(runs_right, notes)
-    found = explanation(tried, lambda: fixed_scale(tried), lambda: mended_line(tried[0]))
-    if isinstance(found, OwnLine):
-        return in_one_line(tried[0], found, notes)
+    found = explanation(tried, lambda: fixed_scale(tried), lambda: mended_line(tried))
+    if isinstance(found, InOneLine):
+        return in_one_line(found, notes)
     if found is not None and found.mistakes:
         return known(found, notes)
     return unknown(tried[0], notes)

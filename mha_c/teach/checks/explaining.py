@@ -184,14 +184,7 @@ def _small_fills(runs: Sequence[Run], form: str) -> Iterator[Mistake]:
 
 def _least(made: Any, inputs: Inputs, got: Any) -> Optional[float]:
     """The number between -30 and 0 with which masks give a result: the best of a grid, then halves; None if none."""
-
-    def distance(fill: float) -> float:
-        made.__globals__["FILL"] = fill
-        expected = output(made, inputs)
-        if expected is None or expected.shape != got.shape:
-            return np.inf
-        return float(np.nan_to_num(np.abs(expected - got), nan=np.inf).max())
-
+    distance = _distance(made, "FILL", inputs, got)
     best = min((-0.0, -0.5, *map(float, range(-1, -16, -1)), -20.0, -30.0), key=distance)
     step = 0.5 if best > -16 else 5.0
     while step > 1e-4 and distance(best) > NEAR / 10:
@@ -200,6 +193,19 @@ def _least(made: Any, inputs: Inputs, got: Any) -> Optional[float]:
         if distance(best) > 40 * step:  # too far for what is left of the way
             return None
     return best if best < -0.01 and distance(best) < NEAR else None
+
+
+def _distance(made: Any, name: str, inputs: Inputs, got: Any) -> Callable[[float], float]:
+    """How far a function's result is from what a student got, by the number that this name has in it."""
+
+    def distance(number: float) -> float:
+        made.__globals__[name] = number
+        expected = output(made, inputs)
+        if expected is None or expected.shape != got.shape:
+            return np.inf
+        return float(np.nan_to_num(np.abs(expected - got), nan=np.inf).max())
+
+    return distance
 
 
 def _hides_a_key(inputs: Inputs) -> bool:
@@ -336,14 +342,7 @@ def _scaled_lines(form: str) -> Iterator[tuple[str, str, tuple[str, str]]]:
 
 def _fitted(made: Any, inputs: Inputs, got: Any) -> Optional[float]:
     """The factor with which a function gives a result: the best of a grid, then halves."""
-
-    def distance(factor: float) -> float:
-        made.__globals__["FACTOR"] = factor
-        expected = output(made, inputs)
-        if expected is None or expected.shape != got.shape:
-            return np.inf
-        return float(np.nan_to_num(np.abs(expected - got), nan=np.inf).max())
-
+    distance = _distance(made, "FACTOR", inputs, got)
     grid = [sign * 2.0**i for i in np.arange(-7, 4.5, 0.5) for sign in (1, -1)]
     best = min(grid, key=distance)
     step = abs(best) / 3

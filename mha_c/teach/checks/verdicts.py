@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -297,16 +297,30 @@ def _error(run: Run, made: Any) -> list[str]:
     return []
 
 
-def mended_line(run: Run) -> Optional[OwnLine]:
-    """The one line of the student's that makes all right once it is changed; None where there is none such."""
-    errors = [each.error for each in run.outcomes if each.error is not None]
-    if not errors and _is_rounded(run):
-        return None
-    return one_line(run, error_place(errors[0]) if errors else None)
+class InOneLine(NamedTuple):
+    """A run, and the line that makes it right once it is changed."""
+
+    run: Run
+    line: OwnLine
 
 
-def in_one_line(run: Run, line: OwnLine, notes: Sequence[str]) -> Answer:
+def mended_line(tried: Sequence[Run]) -> Optional[InOneLine]:
+    """The one line of the student's that makes all right once it is changed, for the first way to read its weights with
+    which there is one; None where there is none such."""
+    ways = {run.way.weights: run for run in reversed(tried)}
+    runs = [run for run in ways.values() if any(each.error for each in run.outcomes) or not _is_rounded(run)][:3]
+    for run in reversed(runs):
+        errors = [each.error for each in run.outcomes if each.error is not None]
+        share = 1 / len(runs) if len(errors) < len(run.outcomes) else 0.5  # the way itself may be wrong where all raise
+        line = one_line(run, error_place(errors[0]) if errors else None, share)
+        if line is not None:
+            return InOneLine(run, line)
+    return None
+
+
+def in_one_line(found: InOneLine, notes: Sequence[str]) -> Answer:
     """No known mistake, but one line that is known to be wrong."""
+    run, line = found
     section = say("read", sections=said(SECTIONS[root(run.form)]))
     return Answer(["one_line"], [say("one_line"), line, *_example(run), section], [*notes, *_notes(run, run.form)])
 

@@ -216,6 +216,9 @@ def no_answer(status: Optional[int], seconds: float) -> tuple[str, str]:
     )
 
 
+_VAGUE = (["unknown"], ["raises"], ["shape"])  # of a part it may be known what is wrong
+
+
 def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: dict[str, Any]) -> Report:
     """The report on what a file defines: what is of this kind, or of any, and is no part of another such."""
     pieces = Pieces(module, path)
@@ -232,7 +235,7 @@ def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: di
     while chosen:
         name = chosen.pop(0)
         each = _judged(module, name, kind, options)
-        if each.ok is None:  # its parts say something, too
+        if each.ok is None or (each.answer and each.answer.mistakes[:1] in _VAGUE):  # its parts say something, too
             covered = set().union(*(pieces.all[other].uses for other in (*chosen, *(x.name for x in judged))))
             chosen += [part for part in pieces.parts_of(name) if part not in covered and not kind]
         if each.ok or kind or pieces.all[name].is_sure():

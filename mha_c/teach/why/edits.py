@@ -28,6 +28,7 @@ class Edit(NamedTuple):
     start: int
     end: int
     text: str
+    is_of_name: bool = False  # another name, of which there are many
 
     def size(self, line: bytes) -> int:
         """How many characters it changes."""
@@ -56,8 +57,8 @@ def is_of_number(edit: Edit, line: bytes) -> bool:
     return bool(re.fullmatch(rb"[-+(]*[\d.]+\)?|[\"'].*[\"']", line[edit.start : edit.end]))
 
 
-def _edit(node: Any, text: str) -> Edit:
-    return Edit(node.col_offset, _end(node), text)
+def _edit(node: Any, text: str, is_of_name: bool = False) -> Edit:
+    return Edit(node.col_offset, _end(node), text, is_of_name)
 
 
 def _end(node: Any) -> int:
@@ -290,10 +291,10 @@ def _orders(node: Any, _: Names) -> Iterator[Edit]:
 
 def _other_names(node: Any, names: Names) -> Iterator[Edit]:
     if isinstance(node, ast.Name) and node.id in names.variables and isinstance(node.ctx, ast.Load):
-        yield from (_edit(node, name) for name in names.variables if name != node.id)
+        yield from (_edit(node, name, True) for name in names.variables if name != node.id)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
         if isinstance(node.ctx, ast.Load) and node.attr in names.attributes:
-            yield from (_edit(node, f"self.{name}") for name in names.attributes if name != node.attr)
+            yield from (_edit(node, f"self.{name}", True) for name in names.attributes if name != node.attr)
 
 
 def _indices(node: Any, names: Names) -> Iterator[Edit]:

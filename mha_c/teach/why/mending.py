@@ -19,11 +19,11 @@ from ..checks.comparing import equal, output
 from ..checks.mistakes import function
 from ..checks.rounds import Run
 from .edits import Edit, Names, edits, is_of_number
-from .noting import Place, functions_noted
+from .noting import Place, functions_noted, written_by_them
 
 _MOST = 900  # changes that are tried for one answer
 _PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
-_FAR = 15  # lines; what is farther from where numbers differ is as likely as what stands here
+_FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
 
 
 class Mended(NamedTuple):
@@ -39,38 +39,37 @@ class _Change(NamedTuple):
     cost: tuple[int, ...]
     of: _Function
     number: int
-    edit: Edit
+    text: str  # the line as it has it
 
 
-def mended(run: Run, form: str, places: Sequence[Place], id: str = "") -> Optional[Mended]:
+def mended(run: Run, form: str, places: Sequence[Place], id: str = "", share: float = 1.0) -> Optional[Mended]:
     """The smallest change of one line that makes all numbers right: as a mistake of this id is mended, or any.
 
     The lines of `places` are tried first; then all others of the functions that ran.  Numbers and texts that are
-    written out are changed before names, whose values come from elsewhere.
+    written out are changed before names, whose values come from elsewhere.  `share`: of what may be tried.
     """
-    end = process_time() + _PATIENCE
+    end = process_time() + share * _PATIENCE
     lines = _lines_that_ran(run)
     right = [output(function(form), inputs) for inputs in run.probes]
     tried: set[Any] = set()
     for of in dict.fromkeys((id, "")):
         found: Optional[_Change] = None
         for change in _ordered(lines, places, of):
-            if len(tried) >= _MOST or process_time() > end:
+            if len(tried) >= share * _MOST or process_time() > end:
                 break
-            key = change.of.made, change.number, change.edit
-            if key in tried or (found is not None and change.cost >= found.cost):
+            if change[1:] in tried or (found is not None and change.cost >= found.cost):
                 continue
-            tried.add(key)
+            tried.add(change[1:])
             found = change if _is_right_with(run, right, change) else found
         if found is not None:
             line = found.of.line(found.number).strip()
             place = Place(found.of.file, found.number, line, found.of.made.__name__)
-            return Mended(place, found.of.changed(found.number, found.edit)[1].strip())
+            return Mended(place, found.text.strip())
     return None
 
 
 def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id: str) -> list[_Change]:
-    """All changes, the smallest first, and those of the likeliest lines before."""
+    """All changes, the smallest and nearest first."""
     made: list[tuple[int, _Change]] = []
     for theirs, number in lines:
         raw = theirs.line(number).encode()
@@ -82,13 +81,15 @@ def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id
             # Of two as small: what is done to a name, not to a call, whose own line would do it.
             size, is_of_call = edit.size(raw), b"(" in raw[edit.start : edit.end]
             cost = (not is_of_number(edit, raw), size, is_of_call, number)
-            made.append((size + 2 * distance if distance else 0, _Change(cost, theirs, number, edit)))
+            last = 2 * (_FAR + _LARGE) * edit.is_of_name
+            text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
+            made.append((min(size, _LARGE) + distance + last, _Change(cost, theirs, number, text)))
     return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
 
 
 def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
     """Whether all outcomes are right with it."""
-    code, _ = change.of.changed(change.number, change.edit)
+    code = change.of.compiled(change.number, change.text)
     if code is None:
         return False
     layers = run.student.layers if change.of.made.__name__ == "__init__" else None
@@ -147,12 +148,10 @@ class _Function:
         """Changes of one place of a line."""
         return edits([x for x in self._nodes if x.lineno == number - self._first + 1], self._names, of)
 
-    def changed(self, number: int, edit: Edit) -> tuple[Optional[CodeType], str]:
-        """The function's code with a change, None where it is no Python, and the line."""
-        raw = self.line(number).encode()
-        text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
+    def compiled(self, number: int, text: str) -> Optional[CodeType]:
+        """The function's code with another text of a line; None where it is no Python."""
         at = number - self._first
-        return _compiled([*self._text[:at], text + "\n", *self._text[at + 1 :]], self.made), text
+        return _compiled([*self._text[:at], text + "\n", *self._text[at + 1 :]], self.made)
 
 
 def _variables(code: CodeType) -> list[str]:
@@ -161,15 +160,15 @@ def _variables(code: CodeType) -> list[str]:
     return list(dict.fromkeys([*code.co_varnames, *(name for each in inner for name in _variables(each))]))
 
 
-def _functions_of(run: Run, file: str = "") -> list[_Function]:
-    """The functions of a student's, the innermost first; `file`: those of this file alone."""
+def _functions_of(run: Run) -> list[_Function]:
+    """The functions of a student's, the innermost first."""
     layer = run.student.layers.first if run.student.layers is not None else None
     kept = {**getattr(layer, "__dict__", {}), **getattr(layer, "_modules", {})}
     attributes = [name for name, x in kept.items() if name[:1] != "_" and (callable(x) or type(x) in (int, float)
                   or getattr(x, "ndim", 0) == 2)]  # fmt: skip
     found: dict[CodeType, _Function] = {}
     for each in _functions(run.student.mine):
-        if file not in ("", each.__code__.co_filename) or each.__code__ in found:
+        if each.__code__ in found or not written_by_them(each.__code__.co_filename):
             continue
         if each.__name__ != "__init__" or run.student.is_class:
             try:

@@ -58,19 +58,19 @@ def up_to(run: Run) -> list[Any]:
     return [*words, say("begins"), _line(found)]
 
 
-def one_line(run: Run, error: Optional[Place] = None) -> Optional[OwnLine]:
+def one_line(run: Run, error: Optional[Place], share: float) -> Optional[OwnLine]:
     """The line that makes all numbers right once it is changed in one place; `error`: the line that raises."""
     try:
         places = [first_difference(run).place, error]
     except Exception:
         places = [error]
-    one = _mended(run, run.form, [each for each in places if each is not None and each.text])
+    one = _mended(run, run.form, [each for each in places if each is not None and each.text], "", share)
     return None if one is None else _line(Found(one.place))._replace(should_be=one.text)
 
 
-def _mended(run: Run, form: str, places: Sequence[Place], id: str = "") -> Optional[Mended]:
+def _mended(run: Run, form: str, places: Sequence[Place], id: str, share: float = 1.0) -> Optional[Mended]:
     try:
-        return mended(run, form, places, id)
+        return mended(run, form, places, id, share)
     except Exception:  # as above
         return None
 
