@@ -5,7 +5,8 @@ that torch takes by itself, and with one; wall time.
 
     encoder     d2l's whole TransformerEncoder: evaluation, and a step (forward and backward, gradients dropped)
     own         the same, our calls on threads of our own instead of torch's (MHA_C_THREADS_OF=own)
-    compiled    --compiled: torch.compile of the plain encoder, and of the patched one, once they have compiled
+    compiled    --compiled: beside encoder, torch.compile of the plain one and of the patched one, which takes a minute
+                or two to compile each
     epochs      --epochs: an epoch of the book's own training loops, each timed alone
 
 Each figure is the plain model's time / the other's: of medians, because threads that meet have no best case that a
@@ -121,7 +122,9 @@ def measure(sides, seconds):
 def run_encoder(libs, shape, seconds, with_compiled):
     models, inputs = encoders(libs, shape)
     threads, found = Threads(libs), {}
-    kinds = [("reader", False, False), ("own", False, True), ("one", True, False)]
+    kinds = [("reader", False, False)]
+    if not with_compiled:
+        kinds += [("own", False, True), ("one", True, False)]
     for what, make in (("eval", evaluation), ("step", step)):
         runs = {name: make(libs.torch, model.train(what == "step"), inputs) for name, model in models.items()}
         sides = {}
@@ -130,17 +133,17 @@ def run_encoder(libs, shape, seconds, with_compiled):
                 if name == "patched" or not own:
                     sides[f"{name}, {kind}"] = lambda one=one, own=own: threads.choose(one, own), run
         if with_compiled:
+            libs.torch._dynamo.reset()  # what it has compiled for evaluation, and for other sizes
             for name, model in models.items():
-                libs.torch._dynamo.reset()
-                compiled = libs.torch.compile(model)
-                sides[f"{name} compiled"] = lambda: threads.choose(False, False), make(libs.torch, compiled, inputs)
+                compiled = make(libs.torch, libs.torch.compile(model), inputs)
+                sides[f"{name} compiled"] = lambda: threads.choose(False, False), compiled
         found[what] = measure(sides, seconds)
     return found
 
 
 def ratios(times):
     """{what is shown: how many times the plain model's time}."""
-    plain = {"one": times["plain, one"]}
+    plain = {"one": times.get("plain, one")}
     return {
         name: plain.get(name.rpartition(", ")[2], times["plain, reader"]) / seconds
         for name, seconds in times.items()

@@ -65,6 +65,26 @@ def test_bits_of_eager_calls(name, length):
     assert set(graphs.names) == {"layer"} and len(graphs.names) >= 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_that_a_model_reads_in_its_call(name):
+    """As the book's encoders read those of each block: the core computes them, to eager's bits, not the compiler."""
+    layer, x, y, graphs = make(name), torch.randn(2, 4, 8), torch.randn(2, 4, 8), Graphs()
+
+    def call(**masks):
+        return layer(x, y, y, **masks), layer.attention_weights
+
+    seen = compiled(call, backend=graphs)
+    for masks in (
+        {}, {"valid_lens": torch.tensor([0, 3])}, {"causal": True}, {"bias": torch.randn(4, 4)},
+        {"keep_mask": torch.ones(4, 4).tril().bool()},
+    ):  # fmt: skip
+        graphs.names.clear()
+        with torch.no_grad():
+            found, expected = seen(**masks), call(**masks)
+        assert graphs.names == ["layer", "weights"]
+        assert all(map(torch.equal, found, expected)), masks
+
+
 def test_dropout_and_training_in_a_call():
     layer, x = make("multi-head"), torch.randn(2, 5, 8)
     layer.attention.dropout.p = 0.5

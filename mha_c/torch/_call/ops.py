@@ -1,4 +1,4 @@
-"""A call of a layer as an operator of torch's dispatcher, and its gradients as another, for torch.compile.
+"""A call of a layer as an operator of torch's dispatcher, its gradients and its weights as others, for torch.compile.
 
 Eager calls take a shorter way to the core (`core.py`).  An operator always has as many results as its schema says:
 where there is no result, it returns an empty tensor.
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..._core import layer_backward, layer_forward
+from ..._core import attention_weights, layer_backward, layer_forward
 from ..._layer.kept_weights import Kept, for_backward
 from .._private import has_operators
 from .._tensors import draw_seed_tensor, lengths, result_type, without_subclass
@@ -39,6 +39,8 @@ SCHEMAS = {
     "layer": f"({_LAYER}) -> ({', '.join(['Tensor'] * (1 + N_TAPE))})",
     "layer_backward": f"(Tensor grad_out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
     f"bool[] needs) -> ({', '.join(['Tensor'] * N_GRADS)})",
+    "weights": "(Tensor q, Tensor k, Tensor? w_v, Tensor? valid_lens, Tensor row_max, Tensor row_sum, "
+    "Tensor? keep_mask, Tensor? bias, str empty_rows, str causal) -> Tensor",
 }
 
 
@@ -73,7 +75,8 @@ def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any,
     rows = [n for pair in options.rows or () for n in pair]
     words = Words(heads, kv_heads, module.empty_rows, p, options.causal or "", module._turned_features(), rows)
     seed = draw_seed_tensor() if p else None
-    out, q, k, _, _, _, _, met = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *masks, *words, seed)
+    found = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *masks, *words, seed)
+    out, q, k, _, _, row_max, row_sum, met = found
     kept = Options(options.causal, None, None, words.turns, options.rows)
     done = words.call(None if lens is None else met, seed, kept)
     used = [x.clone() if W is None else y for y, W, x in zip((q, k), parameters, (queries, keys))]
@@ -83,8 +86,10 @@ def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any,
     if module._last is not None:
         module.__dict__["_last"] = None
     source = LayerSource.of(queries, keys, parameters, masks, done, True) if records else None
-    own = (None if x is None else x.detach().clone() for x in masks)
-    holder["_last"] = Last(Scored(q, k, w_v, done.valid_lens, module.empty_rows, options.causal, *own), dtype, source)
+    keep_mask, bias = (None if x is None else x.detach().clone() for x in masks)
+    of_rows = row_max.detach(), row_sum.detach()
+    scored = Scored(q, k, w_v, done.valid_lens, module.empty_rows, options.causal, keep_mask, bias, of_rows)
+    holder["_last"] = Last(scored, dtype, source)
     return out.to(dtype)
 
 
@@ -144,6 +149,21 @@ def _layer_fake(*arguments: Any) -> tuple[Tensor, ...]:
     return out, q, k, v, context, row_max, row_sum, lens
 
 
+def _weights(
+    q: Tensor, k: Tensor, w_v: Any, lens: Any, row_max: Tensor, row_sum: Tensor, keep_mask: Any, bias: Any,
+    empty_rows: Any, causal: str,
+) -> Tensor:  # fmt: skip
+    q, k, w_v, lens, keep_mask, bias = map(without_subclass, (q, k, w_v, lens, keep_mask, bias))
+    options = Options(causal or None, keep_mask, bias).for_core(True)
+    w_v = None if w_v is None else w_v.reshape(-1)
+    found: Any = attention_weights(q, k, w_v, lengths(lens), row_max, row_sum, empty_rows, options)
+    return _tensor(found, q) if isinstance(found, np.ndarray) else found
+
+
+def _weights_fake(q: Tensor, k: Tensor, *_: Any) -> Tensor:
+    return q.new_empty(*q.shape[:3], k.shape[2])
+
+
 def _layer_grads(grad_out: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     tape, needs = rest[:N_TAPE], rest[-1]
     queries, keys, values, valid_lens, parameters, call = _Call.of(rest[N_TAPE:-1])
@@ -197,6 +217,7 @@ def _of_inner(i: int) -> bool:
 if has_operators:
     for name, (kernel, fake) in {
         "layer": (_layer, _layer_fake), "layer_backward": (_layer_grads, _layer_grads_fake),
+        "weights": (_weights, _weights_fake),
     }.items():  # fmt: skip
         torch.library.define(f"mha_c::{name}", SCHEMAS[name])
         torch.library.impl(f"mha_c::{name}", "cpu", kernel)

@@ -1,9 +1,10 @@
-"""What determines the attention weights of a call that the core did not compute: queries and keys as scored."""
+"""What determines the attention weights of a call whose arrays the core did not keep: queries and keys as scored."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
 
+import torch
 from torch import Tensor
 
 from .._tensors import float32_if_half
@@ -21,6 +22,7 @@ class Scored(NamedTuple):
     causal: Any = None
     keep_mask: Optional[Tensor] = None
     bias: Optional[Tensor] = None
+    rows: Any = None  # (row_max, row_sum) of a call that an operator computed: it computes the weights as well
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -51,7 +53,11 @@ class Scored(NamedTuple):
             return formulas.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
 
     def computed(self) -> Tensor:
-        return self.weights(*self.tensors())
+        if self.rows is None:
+            return self.weights(*self.tensors())
+        words = self.empty_rows, self.causal or ""
+        found: Tensor = torch.ops.mha_c.weights(*self[:4], *self.rows, self.keep_mask, self.bias, *words)
+        return found
 
 
 class Computed(NamedTuple):

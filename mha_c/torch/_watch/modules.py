@@ -66,7 +66,7 @@ def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operand
     if scored is None:
         return _with_heads(last.weights(heads), heads)
     # No copy: the layer has made one where the caller may change them.
-    q, k, w_v, lens, empty_rows, causal, keep_mask, bias = scored
+    q, k, w_v, lens, empty_rows, causal, keep_mask, bias, _ = scored
     if heads and q.shape[1] == 1:  # an inner layer, to which heads are a batch
         q, k = (x.reshape(-1, heads, *x.shape[2:]) for x in (q, k))
         lens = None if lens is None else lens[::heads]
