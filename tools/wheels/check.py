@@ -21,8 +21,8 @@ import webassembly
 lief.logging.disable()  # it doubts an empty table of zig's linker
 LARGEST = 1_400_000  # bytes of a wheel
 HERE = Path(__file__).resolve().parent
-SYSTEM_LIBRARIES = {
-    "linux": r"lib(c|m|pthread)\.so\.6|libpthread\.so\.0|libc\.so|ld-linux-(aarch64\.so\.1|x86-64\.so\.2)",
+SYSTEM_LIBRARIES = {  # libdl looks up torch's runtime of threads; it is a part of every glibc
+    "linux": r"lib(c|m|pthread)\.so\.6|libpthread\.so\.0|libdl\.so\.2|libc\.so|ld-linux-(aarch64\.so\.1|x86-64\.so\.2)",
     "macos": r"/usr/lib/libSystem\.B\.dylib",
     "windows": r"(?i)kernel32\.dll|api-ms-win-(crt|core-synch)-[\w-]+\.dll",
 }
