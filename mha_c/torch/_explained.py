@@ -122,7 +122,7 @@ def explained_heads(module: Any, *arguments: Any, **named: Any) -> Facts:
     check_inputs(queries=queries, keys=keys, values=values)
     (batch, n_queries, n_keys), heads = module._rows_of_call(queries, keys), describe(module)
     counts = dict(zip(COUNTS, (batch, heads.num_heads, n_queries, n_keys)))
-    way = CORE if not observed() and readable(queries, keys, values) and queries.dtype in FLOATS else GENERAL
+    way = CORE if not observed() and readable((queries, keys, values)) and queries.dtype in FLOATS else GENERAL
     why = f"torch's operations for the projections; for the attention of the heads {WHY[way]}"
     facts = _told(queries, way, why)
     size, projected = queries.element_size(), batch * heads.num_kv_heads * n_keys * heads.head_dim

@@ -127,7 +127,7 @@ class KernelAttention(ShowsWeights, Viewable):
         kind = np.float64 if queries.dtype is torch.float64 else np.float32
         zeros = [np.broadcast_to(kind(0), tuple(x.shape)) for x in inputs]
         facts = of_numpy.explained(zeros, valid_lens, causal, self.empty_rows)
-        way = CORE if not observed() and readable(*inputs) else GENERAL
+        way = CORE if not observed() and readable(inputs) else GENERAL
         why = f"torch's operations for the distances and their kernels; for the weighted mean {WHY[way]}"
         place = {"device": str(queries.device), "way": way, "why": why}
         if way == CORE:

@@ -136,7 +136,10 @@ def _read() -> None:
         for id, only, says, lines in re.findall(r"^(\w+)(?: \((\w+)\))?: (.*)\n((?:[-+@].*\n)*)", rows, re.MULTILINE):
             for where in functions.split(", "):
                 where, _, alone = where.partition(" ")
-                _add(id, says, list(_changes(where, lines)), bool(alone), only)
+                try:
+                    _add(id, says, list(_changes(where, lines)), bool(alone), only)
+                except ValueError as error:
+                    raise ValueError(f"mistakes.txt, {id}: {error}") from None
 
 
 def _changes(where: str, lines: str) -> Any:

@@ -66,12 +66,7 @@ def attend(call: AttentionCall, tensors: AttentionTensors, rng: Rng = None, clea
 def _is_for_core(tensors: AttentionTensors, dtype: torch.dtype) -> bool:
     """Whether the core computes these: readable tensors of one type that it has."""
     mask = tensors.keep_mask
-    if dtype not in FLOATS or (mask is not None and mask.dtype is not torch.bool) or not readable(*tensors):
-        return False
-    for x in tensors:
-        if x is not None and x.dtype is not dtype and x is not mask:
-            return False
-    return True
+    return dtype in FLOATS and (mask is None or mask.dtype is torch.bool) and readable(tensors, dtype, mask)
 
 
 def _by_core(call: AttentionCall, tensors: AttentionTensors, rng: Rng) -> Attended:

@@ -43,8 +43,8 @@ def choose(parts: Optional[Parts], inputs: Any, asked: Asked) -> str:
     if is_compiling():
         operator = not exporting() and has_operators and on_cpu(queries) and not any_overridden(*tensors)
         return OPERATOR if operator else GENERAL
-    there = observed() or elsewhere(asked.valid_lens)
-    return GENERAL if there or not readable(*tensors, *parts.parameters) else CORE
+    there = observed() or any(map(elsewhere, asked[:3]))  # lengths and masks
+    return GENERAL if there or not readable((*tensors, *parts.parameters)) else CORE
 
 
 def in_one_call(

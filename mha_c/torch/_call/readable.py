@@ -10,6 +10,7 @@ another device, TypeError of types that differ.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..._core import layer_parts
@@ -24,10 +25,13 @@ def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Any:
     return layer_parts(module, module._layout) if quickly_on_cpu(queries) else None
 
 
-def readable(*tensors: Any) -> bool:
-    """Whether the core can read them, as far as their classes and devices tell: tensors, or None; not in a compiler,
-    which does not know how the device is asked here."""
+def readable(tensors: Sequence[Any], dtype: Any = None, mask: Any = None) -> bool:
+    """Whether the core can read them, tensors or None, as far as their classes tell, and the device of the first, where
+    all must be; where a dtype is given, also whether all but the mask are of it.
+
+    Not asked in a compiler, which does not know how the device is asked here.
+    """
     for x in tensors:
-        if x is not None and not (type(x) in PLAIN and quickly_on_cpu(x)):
+        if x is not None and not (type(x) in PLAIN and (x.dtype is dtype or dtype is None or x is mask)):
             return False
-    return True
+    return bool(quickly_on_cpu(tensors[0]))

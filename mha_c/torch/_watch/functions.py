@@ -33,7 +33,7 @@ def has_numbers(x: Any) -> bool:
 
 def _may_go_to_core(x: Any) -> bool:
     """Whether it is a dense tensor that the core can read, of whatever type."""
-    return x is not None and readable(x) and x.layout is torch.strided and not x.is_nested
+    return x is not None and readable((x,)) and x.layout is torch.strided and not x.is_nested
 
 
 def scaled_dot_product_attention(note: Note, by_core: bool, function: Any, *args: Any, **options: Any) -> Any:
