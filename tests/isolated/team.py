@@ -298,12 +298,12 @@ def exits(rounds):
     """The process ends while threads are inside calls."""
     # On arrays: a thread that comes back from a call of torch's own, autograd or not, while Python ends, is ended in
     # torch's C++, which then ends the process with "terminate called".
-    ours, array = mha_c.MultiHeadAttention(64, 64, 64, 64, 4, 0.0), x.detach().numpy()
+    ours, array, lengths = mha_c.MultiHeadAttention(64, 64, 64, 64, 4, 0.0), x.detach().numpy(), lens.numpy()
     assert mha_c.config.threads_of()[0] == "torch"
 
     def work():
         while True:
-            ours(array, array, array, lens.numpy())
+            ours(array, array, array, lengths)
 
     for _ in range(min(rounds, 3)):
         threading.Thread(target=work, daemon=True).start()
