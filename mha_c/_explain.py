@@ -111,7 +111,8 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
     if isinstance(call, AttentionLayer):
         return _explain_layer(call, *_arguments(call, args, options))
     if hasattr(type(call), "_explained"):
-        return _explain_module(call, *_arguments(call, args, options))
+        _arguments(call, args, options)
+        return _explain_module(call, args, options)  # as they are given: a reader's class is read by form
     if call is functional.dot_product_attention or call is functional.additive_attention:
         return _explain_function(call, args, options)
     why = _why_left(call)

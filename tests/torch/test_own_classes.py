@@ -45,7 +45,9 @@ CORE = (
     "KeyMask", "BertSelfAttention", "CrossAttention", "KeysAndValuesInOne", "GroupedQueryAttention",
     "MultiQueryAttention", "TimeFirst", "FusedCausal", "DropoutOfANumber", "Undecorated", "NotKept",
     "KeyPadding", "WithLayerPast", "ByGenerators", "HeadsLast", "Head", "CausalSelfAttention",
-    "VisionAttention", "ToQkv", "MatricesAlone", "CausalAttention", "CausalHeads", "FromSettings", "MaskNeeded",
+    "VisionAttention", "ToQkv", "CausalAttention", "CausalHeads", "FromSettings", "MaskNeeded",
+    "TensorScale", "WithTemperature", "SelfOrCross", "ValuesBeforeKeys", "InANamedTuple", "InADict", "HiddenPadding",
+    "MultiheadAttention",  # the last eight return their weights: the core's in evaluation alone
 )  # fmt: skip
 
 
@@ -127,6 +129,55 @@ def test_kept_weights_are_those_of_the_last_call(name):
             x = torch.randn(shape)
             module(x), twin(x)
             torch.testing.assert_close(module.kept + 0, twin.kept, **TOLERANCE)
+    assert mt.report(module).as_dict()[""]["way"] == "core"
+
+
+class GivesItsWeights(nn.Module):
+    """The weights after dropout, kept; and given back, with or without their graph."""
+
+    def __init__(self, detached):
+        super().__init__()
+        self.qkv, self.drop, self.detached, self.attn = nn.Linear(8, 24), nn.Dropout(0.5), detached, None
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        self.attn = weights = self.drop((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1))
+        return (weights @ v).transpose(1, 2).flatten(2), weights.detach() if self.detached else weights
+
+
+@pytest.mark.parametrize("detached", (False, True))
+def test_weights_that_are_returned_are_plain_tensors_in_evaluation_and_own_lines_where_a_loss_may_take_them(detached):
+    module = GivesItsWeights(detached).eval()
+    twin = copy.deepcopy(module)
+    mt.convert(module)
+    x = torch.randn(2, 5, 8)
+    for grad in (True, True, False, False):
+        with torch.set_grad_enabled(grad):
+            (out, weights), (own, own_weights) = module(x), twin(x)
+        torch.testing.assert_close((out, weights), (own, own_weights), **TOLERANCE)
+        assert type(weights) is torch.Tensor and weights.requires_grad == own_weights.requires_grad
+        with torch.set_grad_enabled(grad):
+            way = mha_c.explain(module, x).as_dict()["way"]
+        assert way == ("general" if grad and not detached else "core")
+    row = mt.report(module).as_dict()[""]
+    assert row["way"] == "core" and (row["reason"] is None) == detached
+    out, weights = module(x)
+    if not detached:
+        weights.square().sum().backward()
+        twin(x)[1].square().sum().backward()
+        torch.testing.assert_close(module.qkv.weight.grad, twin.qkv.weight.grad, **TOLERANCE)
+
+
+def test_weights_kept_after_dropout_are_those_that_met_the_values():
+    module = mt.convert(GivesItsWeights(True))
+    x = torch.randn(2, 5, 8)
+    for _ in range(4):
+        out, weights = module(x)
+        _, _, v = module.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        for shown in (module.attn, weights):
+            torch.testing.assert_close((shown @ v).transpose(1, 2).flatten(2), out, **TOLERANCE)
+            assert (shown == 0).any()
+        assert module.attn.requires_grad and not weights.requires_grad
     assert mt.report(module).as_dict()[""]["way"] == "core"
 
 

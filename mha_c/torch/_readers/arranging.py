@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Callable, Optional
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 Arrange = Optional[Callable[[Tensor], Tensor]]
 
 
+@cache  # equal letters have one function: a tensor that is given thrice is arranged once
 def arrangement(have: str, want: str) -> Arrange:
     """What turns axes of letters `have` into `want`; None where nothing is to be done.
 

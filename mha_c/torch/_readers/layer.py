@@ -27,9 +27,17 @@ class Left(Exception):
     attends   whether there is an attention in it
     """
 
+    of_this_form = False  # whether calls of other forms may be the core's all the same
+
     def __init__(self, words: str, line: Optional[Line] = None, instead: str = "", attends: bool = True) -> None:
         super().__init__(words)
         self.reason, self.instead, self.attends = Reason(words, line), instead, attends
+
+
+class LeftWithGraph(Left):
+    """The same of calls with a graph: others may be the core's."""
+
+    of_this_form = True
 
 
 class Input(NamedTuple):

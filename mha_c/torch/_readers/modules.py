@@ -214,7 +214,7 @@ def _result(state: State, module: Any, plan: Plan, tensors: list[Tensor]) -> Any
     for path, name, given in plan.layer.kept:
         owner = module.get_submodule(path) if path else module
         _show(owner, name, given, found, plan)
-    return found.out if plan.simple else plan.result(found)
+    return plan.result(found)
 
 
 def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
@@ -237,6 +237,8 @@ def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: 
         state.left[key] = why
         if state.plans:
             _is_cores(state, module)
+        elif why.of_this_form:
+            LOOKED[module] = Looked("waits", why.reason, why.instead)
         else:
             leave(module, why)
     return result
@@ -312,7 +314,7 @@ def _shown(name: str) -> property:
         shown = state.shown.get(name)
         if shown is not None and state.module() is self:
             given, found, plan = shown
-            return plan.shown(given, found)
+            return plan.shown(given, found, later=True)
         if name in self.__dict__:
             return self.__dict__[name]
         for kind in state.own.__mro__:

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from .._call import core
 from .._call.attention import attend
+from .._call.dropout import core_dropout
 from .._call.records import AttentionCall, AttentionTensors, Options, Parameters, new_record
 from .._reading.graph import Reading, Value
 from .._reading.masks import Mask
-from .._reading.sizes import UNKNOWN, Axis, axes_of, evaluated, formula_of
+from .._reading.sizes import Axis, axes_of, evaluated, formula_of
 from .._weights.last import Last, last_of
 from .arranging import arrangement, filled
-from .layer import OUT, Given, Layer, Left, short
-from .replaying import Replay, without_dropout
+from .layer import DROPPED, OUT, Given, Layer, Left, LeftWithGraph, short
+from .replaying import Replay, graph_key, without_dropout
 from .weights import parameters_of
 
 REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
@@ -103,10 +104,30 @@ class Plan:
         self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows)
         self.plain = self.plain and layer.heads == layer.kv_heads
         self.bands: dict[Any, Tensor] = {}
-        self.simple = layer.result == Given(OUT, self.order) and not layer.kept and not layer.out_dropout
-        if any(x.what != OUT for x in _leaves(layer.result)):
+        of_out = isinstance(layer.result, Given) and layer.result.what == OUT and layer.result.attached
+        self.simple = of_out and not layer.kept and not layer.out_dropout
+        self.last_turn = back[layer.result] if of_out else None
+        self._leave_what_is_slower()
+
+    def _leave_what_is_slower(self) -> None:
+        """Left where the core gives no gain at any size, by what was measured."""
+        layer, with_graph = self.layer, torch.is_grad_enabled()
+        returned = [x for x in _leaves(layer.result) if x.what != OUT]
+        shown = [*returned, *(given for _, _, given in layer.kept)]
+        if returned and (layer.kind != "dot" or layer.projections[0] is None):
             words = "it returns its attention weights, which the core makes in a second pass: slower than its lines"
             raise Left(words, layer.line)
+        if with_graph and any(x.attached for x in returned):
+            words = "it returns its attention weights with their graph, which the core makes in a second pass: slower"
+            raise LeftWithGraph(f"{words} than its lines", layer.line, "weights.detach(), if no loss is made of them")
+        if layer.dropout and any(x.what == DROPPED for x in shown) and not (self.whole and with_graph):
+            raise LeftWithGraph("it shows weights after dropout, and the core has them before", layer.line)
+        columns = [x for part in layer.projections if part is not None for x in part.weight if x.columns]
+        if columns and layer.heads == 1 and "b" not in layer.inputs[0].letters:
+            raise Left("one head of 2-D inputs by x @ W is no faster in the core", layer.line)
+        if with_graph and columns and layer.heads == 1:
+            words = "one head with weights that are columns, x @ W, is no faster in the core when gradients are taken"
+            raise LeftWithGraph(words, layer.line, "nn.Linear")
 
     def _no_layer_has(self) -> str:
         """What one call of a layer has not, in words; "" where it has all."""
@@ -256,7 +277,7 @@ class Plan:
         )  # fmt: skip
         operands = AttentionTensors(q, k, v, None, keep, bias)
         found = attend(call, operands)
-        last = last_of(call, operands, found, (True, True)) if layer.kept else None
+        last = last_of(call, operands, found, (True, True)) if layer.kept else None  # none are returned
         return Found(found.out, last, q.shape[1] if q.dim() == 4 else None)
 
     def _number(self, n: Any, tensors: list[Tensor]) -> Any:
@@ -325,12 +346,16 @@ class Plan:
                     far = float((ours - own).abs().max()) if ours.shape == own.shape and own.numel() else 0
                     raise Left(f"the core gives other numbers, by {far:.2g}: please report this class", self.layer.line)
 
-    def shown(self, given: Given, found: Found) -> Tensor:
-        """What a call gives in one place of its result."""
+    def shown(self, given: Given, found: Found, later: bool = False) -> Tensor:
+        """What a call gives in one place of its result.  later: weights may be computed when they are read."""
         if given.what != OUT:
-            assert found.last is not None
-            by_heads = "h" in given.letters
-            weights = found.last.weights(found.heads if by_heads else None)
+            last, by_heads = found.last, "h" in given.letters
+            assert last is not None
+            if later and not (given.what == DROPPED and self.layer.dropout):
+                weights = last.weights(found.heads if by_heads else None)
+            else:
+                with torch.set_grad_enabled(given.attached and torch.is_grad_enabled()):
+                    weights = self._weights(given, found, last)
             turned = arrangement("bhqk" if by_heads else "bqk", given.letters.replace("f", "b"))
             weights = weights if turned is None else turned(weights)
             return weights if given.attached else weights.detach()
@@ -338,35 +363,23 @@ class Plan:
         out = found.out if back is None else back(found.out)
         return out if given.attached else out.detach()
 
+    def _weights(self, given: Given, found: Found, last: Last) -> Tensor:
+        """The weights as a tensor of their own, as the values met them if they are given after dropout."""
+        by_heads = "h" in given.letters
+        done = last.source.call if given.what == DROPPED and self.layer.dropout and last.source is not None else None
+        drop = None if done is None else core_dropout(done.dropout, done.seed)
+        if drop is None:
+            return last.numbers(found.heads if by_heads else None)
+        weights = drop(last.numbers(found.heads))
+        return weights if by_heads else weights.flatten(0, 1)
+
     def result(self, found: Found) -> Any:
         """What a call gives."""
+        if self.simple:
+            return found.out if self.last_turn is None else self.last_turn(found.out)
         if self.layer.out_dropout:
             found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
         return filled(self.layer.result, lambda given: self.shown(given, found), Given)
-
-
-def graph_key(reading: Reading) -> Any:
-    """The graph as what can be compared: functions, constants, formulas of sizes, leaves, results; None where a size's
-    formula is not known."""
-    places = {id(value): (node.number, i) for node in reading.graph.nodes for i, value in enumerate(node.results)}
-
-    def described(found: Any) -> Any:
-        if isinstance(found, Value):
-            leaf = (found.kind, found.name, id(found.tensor) if found.kind != "input" else 0)
-            return places.get(id(found), leaf)
-        if isinstance(found, (tuple, list)):
-            return tuple([described(x) for x in found])
-        if isinstance(found, dict):
-            return tuple([(key, described(x)) for key, x in found.items()])
-        if isinstance(found, slice):
-            return "slice", described((found.start, found.stop, found.step))
-        return type(found), formula_of(found)
-
-    sizes = {formula_of(n) for node in reading.graph.nodes for value in node.results for n in value.shape}
-    if any(UNKNOWN in axes_of(formula) for formula in sizes):
-        return None
-    nodes = [(node.name, described(node.args), described(node.kwargs)) for node in reading.graph.nodes]
-    return nodes, described(reading.output), [(each.path, each.name, described(each.value)) for each in reading.effects]
 
 
 def _adds(mask: Mask) -> bool:

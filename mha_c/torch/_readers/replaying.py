@@ -1,4 +1,5 @@
-"""A graph computed again, with other sizes or without dropout: the functions that the reader asked torch for."""
+"""A graph computed again, with other sizes or without dropout: the functions that the reader asked torch for; and
+compared with another."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._reading.graph import Node, Reading, Value
-from .._reading.sizes import evaluated, formula_of, plain
+from .._reading.sizes import UNKNOWN, axes_of, evaluated, formula_of, plain
 
 
 class Replay:
@@ -82,3 +83,27 @@ def without_dropout(reading: Reading, inputs: Mapping[str, Tensor]) -> Any:
 
     with torch.no_grad():
         return again(reading.output)
+
+
+def graph_key(reading: Reading) -> Any:
+    """The graph as what can be compared: functions, constants, formulas of sizes, leaves, results; None where a size's
+    formula is not known."""
+    places = {id(value): (node.number, i) for node in reading.graph.nodes for i, value in enumerate(node.results)}
+
+    def described(found: Any) -> Any:
+        if isinstance(found, Value):
+            leaf = (found.kind, found.name, id(found.tensor) if found.kind != "input" else 0)
+            return places.get(id(found), leaf)
+        if isinstance(found, (tuple, list)):
+            return tuple([described(x) for x in found])
+        if isinstance(found, dict):
+            return tuple([(key, described(x)) for key, x in found.items()])
+        if isinstance(found, slice):
+            return "slice", described((found.start, found.stop, found.step))
+        return type(found), formula_of(found)
+
+    sizes = {formula_of(n) for node in reading.graph.nodes for value in node.results for n in value.shape}
+    if any(UNKNOWN in axes_of(formula) for formula in sizes):
+        return None
+    nodes = [(node.name, described(node.args), described(node.kwargs)) for node in reading.graph.nodes]
+    return nodes, described(reading.output), [(each.path, each.name, described(each.value)) for each in reading.effects]

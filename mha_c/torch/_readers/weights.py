@@ -27,7 +27,7 @@ def parameters_of(layer: Layer) -> tuple[Any, Any]:
     plain = plain and (layer.w_v is None or (len(layer.w_v.shape) == 2 and layer.w_v.shape[0] == 1))
 
     def made() -> Parameters:
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {}  # a view of a weight is another one in each graph
         for name, projected in given.items():
             if projected is not None:
                 found[name] = _joined(projected.weight, 2)
@@ -37,7 +37,28 @@ def parameters_of(layer: Layer) -> tuple[Any, Any]:
             found["w_v"] = w_v if plain else w_v.reshape(1, -1)  # type: ignore[union-attr]
         return Parameters(**found)
 
-    return rows, (made() if plain else made)
+    if plain:
+        return rows, made()
+    parts = [part for x in given.values() if x is not None for part in (x.weight, x.bias)]
+    viewed = layer.w_v is None and all(len(x) <= 1 and all(isinstance(y.rows, range) for y in x) for x in parts)
+    return rows, (_Viewed(made, [x[0].value.tensor for x in parts if x]) if viewed else made)
+
+
+class _Viewed:
+    """Makes Parameters that are views of a reader's, and keeps them for calls without a graph."""
+
+    def __init__(self, make: Any, tensors: list[Any]) -> None:
+        self.make, self.tensors = make, tensors
+        self.then: Any = None  # the tensors, as they were when the views were made
+        self.found: Any = None
+
+    def __call__(self) -> Parameters:
+        if torch.is_grad_enabled():
+            return self.make()
+        then = self.then
+        if then is None or not all([x.dtype is y.dtype and x.is_set_to(y) for x, y in zip(self.tensors, then)]):
+            self.then, self.found = [x.detach() for x in self.tensors], self.make()
+        return self.found
 
 
 def _joint(projections: Any) -> Any:

@@ -93,13 +93,17 @@ class Last:
         if found is None:
             _check_numbers(self.kept)
             if self._passes():
-                return with_heads(self._now().to(self.dtype), heads)
+                return self.numbers(heads)
             with torch.inference_mode(False), torch.enable_grad():  # the modes of the call, not of the reader
                 found = self.recipe().shown(heads, self.source)
             # What leads to a graph is not kept: it lives as long as somebody reads it.
             shown = ref(found) if found.requires_grad else found
             self._tensors = {**(self._tensors or {}), heads: shown}
         return found
+
+    def numbers(self, heads: Optional[int]) -> Tensor:
+        """The weights as `weights` has them, but a tensor of their own that is computed now."""
+        return with_heads(self._now().to(self.dtype), heads)
 
     def recipe(self) -> Recipe:
         if self._recipe is None:
