@@ -352,6 +352,7 @@ typedef struct {
     mha_linear W;     /* weight NULL: attention reads the rows as they are */
     mha_turn turn;    /* of what W gives, which it needs */
     void *projected;  /* optional output, dense: what attention reads, 0 in rows that no query sees; without W a copy */
+    int reads_hidden; /* without W: rows that keep_mask alone hides may be read, and are not copied to leave them out */
 } mha_layer_input;
 
 enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
@@ -365,8 +366,7 @@ enum { MHA_QUERIES, MHA_KEYS, MHA_VALUES, MHA_N_INPUTS };
  *   inputs      queries (B,Q,.), keys (B,K,.), values (B,K,.).  MultiHeadAttention has all projections;
  *               AdditiveAttention has W_q, W_k and additive_weights; DotProductAttention has none.  A joint weight is
  *               three that lie in one another's neighbourhood.  Of keys and values, rows that no query sees are neither
- *               read nor projected (under MHA_EMPTY_UNIFORM, all values of an item with an empty row are); without a
- *               projection and a copy, rows that keep_mask alone hides are read, and have no influence
+ *               read nor projected (under MHA_EMPTY_UNIFORM, all values of an item with an empty row are)
  *   out         (B,Q,W_o.out_features), dense
  *   context     (B,Q,W_o.in_features) or NULL: what W_o is applied to; only with W_o
  */

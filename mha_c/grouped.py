@@ -320,22 +320,24 @@ class CausalAttention(RotatesHeads):
     ) -> Any:  # fmt: skip
         if causal is not True:
             check_is_causal(causal)
-        if cache is not None:
+        counts = None
+        if cache is not None or valid_lens is not None:
             counts = counted(cache, others, valid_lens)
-            return self._called(X, X, X, counts, False, keep_mask, bias, training, cache)
-        if valid_lens is not None:
-            counted(cache, others, valid_lens)
         if type(X) is not np.ndarray or X.ndim != 3 or X.shape[2] != self._num_hiddens:
             self._check_input(X)
-        return self._called(X, X, X, None, "top_left", keep_mask, bias, training, None)
+        corner = "top_left" if cache is None else False
+        try:
+            return self._called(X, X, X, counts, corner, keep_mask, bias, training, cache)
+        except TypeError:
+            self._check_input(X)  # under its own name: the core calls it queries
+            raise
 
     def _asked(  # type: ignore[override]  # of one input
         self, X: Any, *others: Any, causal: Causal = True, cache: Any = None, valid_lens: Any = None, **more: Any
     ) -> Any:
         check_is_causal(causal)
         counts = None if cache is valid_lens is None else counted(cache, others, valid_lens)
-        if cache is None:
-            self._check_input(X)
+        self._check_input(X)
         return super()._asked(X, X, X, counts, causal="top_left" if cache is None else False, cache=cache, **more)
 
     def _check_input(self, X: Any) -> None:

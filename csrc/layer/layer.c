@@ -17,6 +17,13 @@
 
 #include <string.h>
 
+/* 1 if rows of keys or values may stand between others and not be read: attention would read them with their block. */
+static int
+hides_rows(const mha_layer_args *a, const mha_layer_input *given)
+{
+    return a->attention.keep_mask.data != NULL && !given->reads_hidden;
+}
+
 /* Fills in the three inputs' sizes; 0 if they do not fit together. */
 static int
 describe_inputs(mha_layer_job *job)
@@ -34,6 +41,7 @@ describe_inputs(mha_layer_job *job)
             .given = given,
             .rows = i == MHA_QUERIES ? attention->queries : attention->keys,
             .features = features,
+            .moves = projects || given->projected != NULL || (i != MHA_QUERIES && hides_rows(a, given)),
             .projected = given->projected,
         };
         head_dim[i] = features / heads;
@@ -56,7 +64,7 @@ plan_of_path(const mha_layer_job *job, const mha_layer_path *in)
     const size_t rows = job->args->attention.batch * in->rows;
     mha_linear_plan plan = mha_linear_plan_for(job->kernels, &in->given->W, rows);
 
-    if (in->given->W.weight == NULL && mha_layer_moves(in->given) && in->features > 0) {
+    if (in->given->W.weight == NULL && in->moves && in->features > 0) {
         plan.task_rows = mha_linear_most_rows(job->kernels, in->features);
         plan.n_tasks = mha_ceil_div(rows, plan.task_rows);
         plan.work = (double)rows * (double)in->features;
@@ -104,7 +112,7 @@ lay_out(mha_layer_job *job, mha_scratch *scratch)
     for (int i = 0; i < MHA_N_INPUTS; i++) {
         mha_layer_path *in = &job->inputs[i];
         in->projected = in->given->projected;
-        if (mha_layer_moves(in->given) && in->projected == NULL) {
+        if (in->moves && in->projected == NULL) {
             in->projected = mha_scratch_take(scratch, batch * in->rows, in->features * itemsize);
         }
     }
@@ -125,7 +133,7 @@ by_heads(const mha_layer_job *job, int i)
     const ptrdiff_t features = (ptrdiff_t)in->features;
     mha_operand x = in->given->rows;
 
-    if (mha_layer_moves(in->given)) {
+    if (in->moves) {
         x = (mha_operand){in->projected, (ptrdiff_t)in->rows * features, 0, features};
     }
     x.head_stride = features / (ptrdiff_t)mha_layer_heads(job->args, i);
@@ -250,9 +258,8 @@ are_one_run(const mha_layer_job *job, const mha_layer_path *in, size_t first, si
     return of_one_item || mha_layer_is_even(job, in, in->given->rows.batch_stride, in->given->rows.row_stride);
 }
 
-/* Copies the needed ones of rows first .. last-1 of an input without projection; the others become 0. */
-static void
-copy_rows(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last)
+void
+mha_layer_copy_rows(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last)
 {
     const size_t row_bytes = in->features * job->kernels->itemsize;
 
@@ -308,7 +315,7 @@ move_task(void *context, size_t task, unsigned worker)
         if (in->given->W.weight != NULL) {
             project_rows(job, in, first, last, worker);
         } else {
-            copy_rows(job, in, first, last);
+            mha_layer_copy_rows(job, in, first, last);
         }
     }
 }

@@ -20,6 +20,7 @@ typedef struct {
     const mha_needed *needed; /* the rows of each item; NULL: all */
     size_t rows;              /* per item */
     size_t features;          /* per row, where attention reads it */
+    int moves;                /* its rows are moved to memory of their own before attention reads them */
     mha_linear_plan plan;     /* of the forward call */
     char *projected;          /* dense (B, rows, features), if rows are moved */
 } mha_layer_path;
@@ -45,13 +46,6 @@ typedef struct {
     char *gathered, *panels; /* for each worker: needed rows, a weight's panel */
     size_t gathered_bytes, panel_bytes;
 } mha_layer_job;
-
-/* 1 if rows of the input are moved to memory of their own before attention reads them. */
-MHA_INLINE int
-mha_layer_moves(const mha_layer_input *input)
-{
-    return input->W.weight != NULL || input->projected != NULL;
-}
 
 /* 1 if the rows of all items lie at one constant distance, also from the last row of an item to the next item. */
 MHA_INLINE int
@@ -128,6 +122,9 @@ void mha_layer_needed(const mha_layer_job *job, size_t item, uint8_t *seen, mha_
 /* Takes memory for what find_needed finds: the rows of keys and values that each item needs. */
 void mha_layer_take_needed(mha_layer_job *job, mha_scratch *scratch);
 void mha_layer_find_needed(mha_layer_job *job);
+
+/* Copies the needed ones of rows first .. last-1 of an input without projection; the others become 0. */
+void mha_layer_copy_rows(const mha_layer_job *job, const mha_layer_path *in, size_t first, size_t last);
 
 /*
  * Tells attention where its inputs are, once the addresses of their projected rows are known, and finds the rows of

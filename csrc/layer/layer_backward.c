@@ -68,6 +68,13 @@ plan_projections(backward_job *job)
     }
 }
 
+/* 1 if the forward call has moved rows without a projection, and kept none of them for this one. */
+static int
+is_copied(const mha_layer_path *in)
+{
+    return in->moves && in->given->projected == NULL;
+}
+
 /* Lays out scratch memory, as in layer.c: called once to measure it, and once more when it has an address. */
 static void
 lay_out(backward_job *job, mha_scratch *scratch)
@@ -77,8 +84,11 @@ lay_out(backward_job *job, mha_scratch *scratch)
     size_t n_rows = 0, widest = 0, widest_projected = 0;
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        const mha_layer_path *in = &job->layer.inputs[i];
+        mha_layer_path *in = &job->layer.inputs[i];
         job->projected[i] = mha_scratch_take(scratch, batch * in->rows, in->features * itemsize);
+        if (is_copied(in)) {
+            in->projected = mha_scratch_take(scratch, batch * in->rows, in->features * itemsize);
+        }
         if (in->given->W.weight != NULL) {
             n_rows = mha_max(n_rows, batch * in->rows);
             widest = mha_max(widest, in->given->size);
@@ -373,6 +383,12 @@ mha_layer_backward(const mha_layer_grads *grads)
     own.base = scratch->base;
     lay_out(&job, &own);
     mha_layer_place_inputs(layer);
+    for (int i = 0; i < MHA_N_INPUTS; i++) {
+        const mha_layer_path *in = &layer->inputs[i];
+        if (is_copied(in)) {
+            mha_layer_copy_rows(layer, in, 0, layer->args->attention.batch * in->rows);
+        }
+    }
     const mha_attention_grads attention = attention_grads(&job, output_projection(&job));
     mha_attention_place(&layer->attention_job, scratch);
     mha_backward_run(&layer->attention_job, &attention);

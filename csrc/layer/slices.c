@@ -30,7 +30,7 @@ numbers_per_item(const mha_layer_job *job)
     size_t n = a->W_o.weight != NULL ? a->attention.queries * a->W_o.in_features : 0;
 
     for (int i = 0; i < MHA_N_INPUTS; i++) {
-        n += mha_layer_moves(job->inputs[i].given) ? job->inputs[i].rows * job->inputs[i].features : 0;
+        n += job->inputs[i].moves ? job->inputs[i].rows * job->inputs[i].features : 0;
     }
     return n;
 }

@@ -153,7 +153,9 @@ take_options(mha_py_call *call, PyObject *const *values, mha_py_layer *layer)
     layer->args.attention.empty_rows = mha_py_empty_rows(call, values[MHA_PY_EMPTY]);
     layer->args.attention.dropout = mha_py_probability(call, values[MHA_PY_DROPOUT]);
     layer->args.attention.seed = mha_py_seed(call, values[MHA_PY_SEED]);
-    mha_py_take_score_numbers(call, &layer->options.scores, &layer->scores, &layer->args.attention);
+    if (layer->options.any) {
+        mha_py_take_score_numbers(call, &layer->options.scores, &layer->scores, &layer->args.attention);
+    }
 }
 
 static mha_layer_input
@@ -233,8 +235,8 @@ add_head_axis(mha_py_array *mask)
     }
 }
 
-void
-mha_py_place_layer(mha_py_call *call, PyObject *const *values, npy_intp n_keys, mha_py_layer *layer)
+static void
+place_masks(mha_py_call *call, npy_intp n_keys, mha_py_layer *layer)
 {
     mha_py_scores *scores = &layer->scores;
     const npy_intp shape[4] = {layer->queries.shape[0], layer->heads, layer->queries.shape[1], n_keys};
@@ -247,6 +249,14 @@ mha_py_place_layer(mha_py_call *call, PyObject *const *values, npy_intp n_keys, 
         add_head_axis(&scores->bias);
     }
     mha_py_place_scores(call, &layer->options.scores, &layer->queries, scores, &layer->args.attention);
+}
+
+void
+mha_py_place_layer(mha_py_call *call, PyObject *const *values, npy_intp n_keys, mha_py_layer *layer)
+{
+    if (layer->options.any) {
+        place_masks(call, n_keys, layer);
+    }
     mha_py_draw_seed(call, values[MHA_PY_SEED], &layer->args.attention.seed);
 }
 
@@ -256,7 +266,8 @@ mha_py_options
 mha_py_layer_options(mha_py_call *call, PyObject *tuple)
 {
     PyObject *at[MHA_PY_N_OPTIONS] = {NULL};
-    const Py_ssize_t n = !mha_py_given(tuple) ? 0 : PyTuple_Check(tuple) ? PyTuple_Size(tuple) : MHA_PY_N_OPTIONS + 1;
+    const int any = mha_py_given(tuple);
+    const Py_ssize_t n = !any ? 0 : PyTuple_Check(tuple) ? PyTuple_Size(tuple) : MHA_PY_N_OPTIONS + 1;
 
     if (!call->failed && n > MHA_PY_N_OPTIONS) {
         mha_py_type_error(call, tuple, "options",
@@ -270,6 +281,7 @@ mha_py_layer_options(mha_py_call *call, PyObject *tuple)
         at[i] = at[i] == Py_None ? NULL : at[i];
     }
     return (mha_py_options){
+        .any = any,
         .scores = {.causal = at[MHA_PY_CAUSAL],
                    .keep_mask = at[MHA_PY_KEEP_MASK],
                    .bias = at[MHA_PY_BIAS],
@@ -291,17 +303,22 @@ mha_py_take_layer(mha_py_call *call, PyObject *const *values, PyObject *options,
     take_options(call, values, layer); /* first: a number may be an object whose methods run */
     take_inputs(call, values, layer);
     take_projections(call, values[MHA_PY_FOUR], layer);
-    mha_py_take_mask(call, layer->options.scores.keep_mask, "keep_mask", NULL, &layer->scores.keep_mask);
-    mha_py_take_mask(call, layer->options.scores.bias, "bias", &layer->queries, &layer->scores.bias);
+    if (layer->options.any) {
+        mha_py_take_mask(call, layer->options.scores.keep_mask, "keep_mask", NULL, &layer->scores.keep_mask);
+        mha_py_take_mask(call, layer->options.scores.bias, "bias", &layer->queries, &layer->scores.bias);
+    }
     if (call->failed) {
         return;
     }
     check_features(call, layer);
-    const int turns_keys = is_projected(layer, MHA_PY_W_K);
-    const npy_intp queries = layer->queries.shape[1], keys = turns_keys ? layer->keys.shape[1] : 0;
-    args->inputs[MHA_QUERIES].turn =
-        mha_py_take_turn(call, layer->options.turn, queries > keys ? queries : keys, layer);
-    args->inputs[MHA_KEYS].turn = turns_keys ? args->inputs[MHA_QUERIES].turn : (mha_turn){.cos = NULL};
+    if (mha_py_given(layer->options.turn)) {
+        const int turns_keys = is_projected(layer, MHA_PY_W_K);
+        const npy_intp queries = layer->queries.shape[1], keys = turns_keys ? layer->keys.shape[1] : 0;
+        const mha_turn turn = mha_py_take_turn(call, layer->options.turn, queries > keys ? queries : keys, layer);
+
+        args->inputs[MHA_QUERIES].turn = turn;
+        args->inputs[MHA_KEYS].turn = turns_keys ? turn : (mha_turn){.cos = NULL};
+    }
     if (!call->failed) {
         mha_py_note_sizes(layer);
     }
@@ -313,6 +330,7 @@ mha_py_use_projected(mha_py_layer *layer, npy_intp n_keys)
     layer->keys.shape[1] = layer->values.shape[1] = n_keys;
     layer->W[MHA_PY_W_K].linear = layer->W[MHA_PY_W_V].linear = (mha_linear){.weight = NULL};
     layer->args.inputs[MHA_KEYS].turn = (mha_turn){.cos = NULL};
+    layer->args.inputs[MHA_KEYS].reads_hidden = layer->args.inputs[MHA_VALUES].reads_hidden = 1; /* rows of a cache */
     mha_py_note_sizes(layer);
 }
 

@@ -27,6 +27,7 @@ enum { MHA_PY_CAUSAL, MHA_PY_KEEP_MASK, MHA_PY_BIAS, MHA_PY_TURN, MHA_PY_ROWS_OF
 enum { MHA_PY_SCALE = MHA_PY_RIGHT + 1, MHA_PY_TERMS, MHA_PY_N_OPTIONS };
 
 typedef struct {
+    int any; /* 0: no tuple was given, and nothing else is looked at */
     mha_py_score_values scores;
     PyObject *turn, *rows;
 } mha_py_options;

@@ -57,7 +57,7 @@ kept_options(mha_py_call *call, mha_py_layer *layer, int keeps_weights)
                              given->window_left, given->window_right, given->terms};
     int any = 0;
 
-    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+    for (size_t i = 0; layer->options.any && i < sizeof(all) / sizeof(all[0]); i++) {
         any = any || mha_py_given(all[i]);
     }
     if (call->failed || !any || keeps_weights) {

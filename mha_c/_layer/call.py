@@ -155,7 +155,9 @@ class AttentionLayer(Planned, Viewable):
                 pass
             else:
                 self._last = saved, False
-                small = queries.size <= SMALL and keys.size <= SMALL and values.size <= SMALL
+                small = queries.size <= SMALL and (
+                    queries is keys is values or (keys.size <= SMALL and values.size <= SMALL)
+                )
                 self._inputs = (queries, keys, values, valid_lens, options) if small else None
                 if plan.child is not None:
                     plan.child._last = saved, False

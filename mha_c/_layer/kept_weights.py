@@ -34,9 +34,11 @@ class Kept(NamedTuple):
     seed: Any = None  # of the call's dropout
     options: Any = None  # what hides keys and changes scores besides lengths, or None: see _core.layer_forward
 
-    def for_weights(self) -> Kept:
+    def for_weights(self) -> tuple[Any, ...]:
         """Without what only the backward pass reads."""
-        return tuple.__new__(Kept, (*self[:N_FOR_WEIGHTS], None, None, None, self.options))
+        if self.options is None:
+            return self[:N_FOR_WEIGHTS]
+        return (*self[:N_FOR_WEIGHTS], None, None, None, self.options)
 
 
 class Placed(NamedTuple):

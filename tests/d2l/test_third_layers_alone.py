@@ -45,8 +45,12 @@ def test_refusals_of_causal_attention(rng):
         _ = layer.attention_weights
     with pytest.raises(mha_c.ShapeError, match=r"X must have shape \(B, T, 16\), got \(2, 5, 4\)"):
         layer(x[..., :4])
-    with pytest.raises(TypeError, match="expected float32 or float64"):
+    with pytest.raises(TypeError, match="X must be float32 or float64, got int64"):
         layer(x.astype(int))
+    with pytest.raises(TypeError, match="X must be float32 or float64, got int64"):
+        layer(x.astype(int), cache=layer.new_cache(2, 8))
+    with pytest.raises(mha_c.ShapeError, match=r"X must have shape \(B, T, 16\), got \(2, 5, 4\)"):
+        layer(x[..., :4], cache=layer.new_cache(2, 8))
     with pytest.raises(RuntimeError, match="backward: call backward once after each call in training"):
         layer.backward(x)
     copied = pickle.loads(pickle.dumps(layer))

@@ -68,13 +68,28 @@ HIDDEN = {
     "causal": ({"causal": "top_left"}, [(0, QUERIES)] * BATCH, (False, False)),
     "a window": ({"causal": "bottom_right", "window": (0, None)}, [(KEYS - QUERIES, KEYS)] * BATCH, (False, False)),
 }
+# Masks of layers.  Of few queries a layer keeps the weights, and no copy of its keys.
+FEW = 8
+KEEP = np.zeros((QUERIES, KEYS), bool)
+KEEP[:, 32:64] = np.random.default_rng(0).random((QUERIES, 32)) < 0.7
+KEEP[:, 32] = True
+EMPTY = KEEP & (np.arange(QUERIES) != 3)[:, None]
+MASKED = {
+    "a keep_mask": ({"keep_mask": KEEP}, [(32, 64)] * BATCH, (False, False)),
+    "a keep_mask of few queries": ({"keep_mask": KEEP[:FEW]}, [(32, 64)] * BATCH, (False, False)),
+    "a keep_mask for all queries": ({"keep_mask": KEEP[:1]}, [(32, 64)] * BATCH, (False, False)),
+    "a keep_mask that hides all from one": ({"keep_mask": EMPTY}, [(32, 64)] * BATCH, (True, True)),
+    "a keep_mask with lengths": (
+        {"keep_mask": KEEP[:FEW], "valid_lens": np.array([32 + 32, 96])}, [(32, 64)] * BATCH, (False, False)
+    ),
+}  # fmt: skip
 EMPTY_ROWS, DTYPES, APART = ("uniform", "zero"), (np.float32, np.float64), (False, True)
 
 
 def cases(hidden):
     """(words, options, dtype, empty_rows, keys(), values()) of each; values whose mean is asked for are all there."""
     for name, dtype, empty_rows, apart in itertools.product(hidden, DTYPES, EMPTY_ROWS, APART):
-        options, seen, empties = HIDDEN[name]
+        options, seen, empties = {**HIDDEN, **MASKED}[name]
         means = empty_rows == "uniform"  # of all values, for a query that sees no key
         seen_values = [(0, KEYS) if means and empty else part for part, empty in zip(seen, empties)]
         words = f"{name}, {np.dtype(dtype).name}, {empty_rows}, {'rows apart' if apart else 'dense'}"
@@ -101,13 +116,22 @@ LAYERS = {
 LENGTHS = [name for name, (options, *_) in HIDDEN.items() if "valid_lens" in options]
 
 
+def layer_calls():
+    """(name, layer(...), case, queries) of each."""
+    for (name, make), case in itertools.product(LAYERS.items(), cases([*LENGTHS, *MASKED])):
+        _, options, dtype, *_ = case
+        if name != "KernelAttention" or "keep_mask" not in options:
+            n = FEW if "keep_mask" in options and len(options["keep_mask"]) == FEW else QUERIES
+            yield name, make, case, plain(dtype, BATCH, n, FEATURES)
+
+
 def numpy_layers():
-    for (name, make), case in itertools.product(LAYERS.items(), cases(LENGTHS)):
+    for name, make, case, queries in layer_calls():
         words, options, dtype, empty_rows, keys, values = case
-        layer, queries = make(mha_c, rng=0, dtype=dtype, empty_rows=empty_rows), plain(dtype, BATCH, QUERIES, FEATURES)
+        layer = make(mha_c, rng=0, dtype=dtype, empty_rows=empty_rows)
         for training in False, True:
             say(name, words, "training" if training else "evaluation")
-            out = layer(queries, keys(), values(), options["valid_lens"], training=training)
+            out = layer(queries, keys(), values(), training=training, **options)
             say(name, words, "weights")
             layer.attention_weights.sum()
         say(name, words, "backward")
@@ -138,18 +162,18 @@ def torch_layers():
 
     import mha_c.torch
 
-    for (name, make), case in itertools.product(LAYERS.items(), cases(LENGTHS)):
+    for name, make, case, queries in layer_calls():
         words, options, dtype, empty_rows, keys, values = case
         torch.manual_seed(0)
         layer = make(mha_c.torch, empty_rows=empty_rows).to(torch.from_numpy(plain(dtype, 1)).dtype)
-        lens = torch.from_numpy(options["valid_lens"])
+        given = {option: torch.from_numpy(x) for option, x in options.items()}
         for training, grad in (False, False), (False, True), (True, True):
             layer.train(training)
-            inputs = [torch.from_numpy(x) for x in (plain(dtype, BATCH, QUERIES, FEATURES), keys(), values())]
+            inputs = [torch.from_numpy(x) for x in (queries.copy(), keys(), values())]
             say(name, words, f"training {training}, gradients {grad}")
             for x in inputs:
                 x.requires_grad_(grad)
-            out = layer(*inputs, lens)
+            out = layer(*inputs, **given)
             say(name, words, "weights")
             layer.attention_weights.sum()
             if grad:

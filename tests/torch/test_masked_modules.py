@@ -203,3 +203,40 @@ def test_masks_that_are_refused_by_their_name(name):
         with pytest.raises(error, match=words):
             layer(*inputs, **given)
     assert layer.attention_weights is weights
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_same_bits_for_threads_batches_and_slices(name):
+    """Of results, weights and the gradients of an item; those of parameters, sums over all items, for threads."""
+    kind, layer, batch, steps = KINDS[name], layer_of(name, "float32"), 260, 24
+    numbers = torch.Generator().manual_seed(4)
+    x = torch.randn(batch, steps, masked.FEATURES, generator=numbers, dtype=torch.float32)
+    heads = (kind.heads,) if kind.heads > 1 else ()
+    keep = torch.rand(batch, *heads, steps, steps, generator=numbers) < 0.8
+    bias = torch.randn(batch, *heads, 1, steps, generator=numbers, dtype=torch.float32)
+    grad = torch.randn(batch, steps, masked.FEATURES, generator=numbers, dtype=torch.float32)
+    facts = mha_c.explain(layer, *[x] * len(inputs_of(kind)), keep_mask=keep, bias=bias).as_dict()
+    assert facts["n_slices"] > 1 or name in ("dot", "additive")  # which hand on too little between their steps
+
+    def run(items, threads):
+        torch.set_num_threads(threads)
+        inputs = [x[items].clone().requires_grad_() for _ in inputs_of(kind)]
+        added = bias[items].clone().requires_grad_()
+        out = layer(*inputs, keep_mask=keep[items], bias=added)
+        weights = layer.attention_weights.detach()
+        of_items = torch.autograd.grad(out, [*inputs, added, *layer.parameters()], grad[items])
+        n = len(inputs) + 1
+        return [out.detach(), weights, *of_items[:n]], of_items[n:]
+
+    before = torch.get_num_threads()
+    try:
+        (first, of_parameters), (second, again) = run(np.s_[:], 1), run(np.s_[:], 2)
+        parts = [run(np.s_[i : i + 13], 1)[0] for i in range(0, batch, 13)]
+        one = run(np.s_[17:18], 1)[0]
+    finally:
+        torch.set_num_threads(before)
+    some = [torch.cat(found) for found in zip(*parts)]
+    for results in second, some:
+        assert all(torch.equal(found, expected) for found, expected in zip(results, first))
+    assert all(torch.equal(found, expected[17:18]) for found, expected in zip(one, first))
+    assert all(torch.equal(found, expected) for found, expected in zip(again, of_parameters))

@@ -31,7 +31,7 @@ from .turning import turned, turns
 # less a call.
 LARGE_BYTES = 1 << 18
 N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
-N_INPUTS, N_MASKS = 3, 2
+N_INPUTS, N_TENSORS = 3, 3 + len(Parameters._fields)  # behind them keep_mask and bias, if there is one of them
 
 
 def save(ctx: Any, tensors: Any) -> int:
@@ -51,7 +51,7 @@ def saved(ctx: Any, absent: int) -> tuple[Any, ...]:
 
 
 class LayerFunction(Function):
-    """apply(call, (out, Kept), queries, keys, values, *parameters, keep_mask, bias) -> out; not to be called inside a
+    """apply(call, (out, Kept), queries, keys, values, *parameters, [keep_mask, bias]) -> out; not to be called inside a
     transform."""
 
     @staticmethod
@@ -77,14 +77,16 @@ class LayerFunction(Function):
         if not (torch.is_grad_enabled() or observed()):  # create_graph; a mode is active
             try:
                 queries, keys, values = tensors[:N_INPUTS]
-                parameters, (keep_mask, bias) = tensors[N_INPUTS:-N_MASKS], tensors[-N_MASKS:]
-                lens, heads, empty_rows, dropout, seed, _ = call
-                wanted = needs[:-N_MASKS] if bias is None else (*needs[:-N_MASKS], needs[-1])
+                parameters, masks = tensors[N_INPUTS:N_TENSORS], tensors[N_TENSORS:]
+                lens, heads, empty_rows, dropout, seed, options = call
+                wanted = needs
+                if masks:
+                    wanted, options = (*needs[:N_TENSORS], needs[-1]), call.masked(masks)
                 grads: Any = layer_backward(
                     grad_out, kept, queries, keys, values, lens, parameters, parameters[-1], heads, empty_rows,
-                    dropout, seed, wanted, True, call.masked(keep_mask, bias),
+                    dropout, seed, wanted, True, options,
                 )  # fmt: skip
-                return (None, None, *grads, None, None) if bias is None else (None, None, *grads[:-1], None, grads[-1])
+                return (None, None, *grads[:-1], None, grads[-1]) if masks else (None, None, *grads)
             except BufferError:  # a batch of gradients (is_grads_batched), a negated view: no plain memory
                 pass
         return None, None, *layer_gradients(tensors, call, needs, grad_out)
@@ -96,12 +98,13 @@ connect_layer = quick_apply(LayerFunction)
 def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor) -> Any:
     """Gradients that can be differentiated again; they drop the same weights as the forward call.
 
-    tensors   three inputs, the parameters, keep_mask, bias
+    tensors   three inputs, the parameters, and keep_mask and bias if there is one of them
     """
     drop = core_dropout(call.dropout, call.seed)
 
     def layer(queries: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Any:
-        parameters, masks = Parameters._make(others[:-N_MASKS]), others[-N_MASKS:]
+        n = N_TENSORS - N_INPUTS
+        parameters, masks = Parameters._make(others[:n]), others[n:] or (None, None)
         keys, values = formulas.without_hidden(queries, keys, values, call.of_attention(), masks)
         q, k, v = heads_of(call, (queries, keys, values), parameters)
         heads = AttentionTensors(q, k, v, parameters.w_v, *masks)
@@ -166,7 +169,8 @@ def changes_of(tensors: Any) -> int:
 
 
 class LayerSource(Source):
-    """For a call of a whole layer: its queries, keys, masks and the parameters of its scores; `call` is a LayerCall."""
+    """For a call of a whole layer: its queries, keys, masks (two or none) and the parameters of its scores; `call` is a
+    LayerCall."""
 
     __slots__ = ()
 
@@ -179,7 +183,8 @@ class LayerSource(Source):
             return LayerSource((queries, keys, parameters, masks), None, call)
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
         changes = changes_of((queries, keys, W_q, W_k, b_q, b_k, w_v, *masks))
-        masks = tuple([x if x is None else ref(x) for x in masks])
+        if masks:
+            masks = tuple([x if x is None else ref(x) for x in masks])
         return new_record(LayerSource, ((ref(queries), ref(keys), parameters, masks), changes, call))
 
     def arguments(self) -> Optional[list[Any]]:
@@ -192,8 +197,8 @@ class LayerSource(Source):
         return [queries, keys, W_q, W_k, b_q, b_k, w_v, *found]
 
     def weights(self, *tensors: Any) -> Tensor:
-        queries, keys, W_q, W_k, b_q, b_k, w_v, *masks = tensors
-        call = self.call.of_attention()
+        queries, keys, W_q, W_k, b_q, b_k, w_v, *given = tensors
+        call, masks = self.call.of_attention(), given or (None, None)
         keys, _ = formulas.without_hidden(queries, keys, keys, call, masks)
         q, k = heads_of(self.call, (queries, keys), Parameters(W_q, W_k, b_q=b_q, b_k=b_k))
         return Scored(q, k, w_v, call.valid_lens, call.empty_rows, call.causal, *masks).computed()

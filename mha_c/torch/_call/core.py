@@ -59,12 +59,12 @@ def call(
         )
         if records:
             tape: Kept = new_record(Kept, kept)
-            keep_mask, bias = (None, None) if options is None else options[1:3]
+            masks: Any = ()
             if options is not None:
-                options = options.without_masks()
+                masks, options = options.masks, options.without_masks()
             done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, tape.seed, options))
-            out = connect_layer(done, (out, tape), queries, keys, values, *parameters, keep_mask, bias)
-            source = LayerSource.of(queries, keys, parameters, (keep_mask, bias), done)
+            out = connect_layer(done, (out, tape), queries, keys, values, *parameters, *masks)
+            source = LayerSource.of(queries, keys, parameters, masks, done)
             kept = tape.for_weights()
     computed = queries.dtype
     dtype = dtype or computed

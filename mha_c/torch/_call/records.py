@@ -84,6 +84,11 @@ class Options(NamedTuple):
         causal, keep_mask, bias, turn, rows = self
         return new_record(Options, (causal, mask_for_core(keep_mask), bias, turn, rows if in_rows else None))
 
+    @property
+    def masks(self) -> tuple[Optional[Tensor], ...]:
+        """keep_mask and bias; nothing if there is neither."""
+        return () if self.keep_mask is self.bias is None else self[1:3]
+
     def without_masks(self) -> Options:
         return self if self.keep_mask is self.bias is None else self._replace(keep_mask=None, bias=None)
 
@@ -106,11 +111,11 @@ class LayerCall(NamedTuple):
     seed: Any = 0  # a number, a tensor of an operator, or None
     options: Optional[Options] = None  # without masks: these may need a gradient
 
-    def masked(self, keep_mask: Optional[Tensor], bias: Optional[Tensor]) -> Optional[Options]:
-        """The options with the call's masks."""
-        if keep_mask is bias is None:
+    def masked(self, masks: Any) -> Optional[Options]:
+        """The options with the call's masks, (keep_mask, bias) or nothing."""
+        if not masks:
             return self.options
-        return (self.options or PLAIN_OPTIONS)._replace(keep_mask=mask_for_core(keep_mask), bias=bias)
+        return (self.options or PLAIN_OPTIONS)._replace(keep_mask=mask_for_core(masks[0]), bias=masks[1])
 
     @property
     def heads(self) -> tuple[int, int]:
