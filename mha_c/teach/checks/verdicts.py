@@ -309,6 +309,8 @@ def mended_line(tried: Sequence[Run]) -> Optional[InOneLine]:
     which there is one; None where there is none such."""
     ways = {run.way.weights: run for run in reversed(tried)}
     runs = [run for run in ways.values() if any(each.error for each in run.outcomes) or not _is_rounded(run)][:3]
+    if any(isinstance(each.error, NoOutput) for run in runs for each in run.outcomes):  # what it gives is said then
+        return None
     for run in reversed(runs):
         errors = [each.error for each in run.outcomes if each.error is not None]
         share = 1 / len(runs) if len(errors) < len(run.outcomes) else 0.5  # the way itself may be wrong where all raise

@@ -42,8 +42,9 @@ def _sender(stdout: int, token: str) -> Callable[[dict[str, Any]], None]:
 
     def send(line: dict[str, Any]) -> None:
         rest = f"\n{token}{_written(line)}\n".encode()
-        while rest:
-            rest = rest[write(stdout, rest) :]
+        with contextlib.suppress(OSError):  # a file may have closed it: then there is no answer
+            while rest:
+                rest = rest[write(stdout, rest) :]
 
     return send
 

@@ -81,7 +81,7 @@ def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id
             # Of two as small: what is done to a name, not to a call, whose own line would do it.
             size, is_of_call = edit.size(raw), b"(" in raw[edit.start : edit.end]
             cost = (not is_of_number(edit, raw), size, is_of_call, number)
-            last = 2 * (_FAR + _LARGE) * edit.is_of_name
+            last = 2 * (_FAR + _LARGE) * (edit.is_of_name and not id)
             text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
             made.append((min(size, _LARGE) + distance + last, _Change(cost, theirs, number, text)))
     return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
