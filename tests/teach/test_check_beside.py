@@ -140,7 +140,7 @@ def leaking(queries, keys, values, valid_lens=None):
 def test_nobody_knows_it():
     answer = teach.check(sharper, "dot_product")
     assert answer.mistakes == ["one_line"] and "(3 * queries" in answer.lines[0].text
-    assert answer.lines[0].should_be == "return book.dot_product(queries, keys, values, valid_lens)"
+    assert answer.lines[0].should_be == "return book.dot_product(1 * queries, keys, values, valid_lens)"
     answer = teach.check(mixed, "dot_product")
     assert answer.mistakes == ["one_line"] and "+" not in answer.lines[0].should_be
     answer = teach.check(leaking, "dot_product")

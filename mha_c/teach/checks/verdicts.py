@@ -13,7 +13,7 @@ from ..why.noting import error_place
 from ..why.own_lines import constructor_line, nan_line, one_line, own_lines, random_lines, up_to
 from ..words.sentences import said, say
 from .answers import NEAR, Answer, Example, Lines, OwnLine, readable, written
-from .comparing import equal, output
+from .comparing import equal, is_misshapen, output
 from .explaining import Explained, where
 from .forms import LAYOUTS_SAY
 from .making import Unmade
@@ -309,8 +309,9 @@ def mended_line(tried: Sequence[Run]) -> Optional[InOneLine]:
     which there is one; None where there is none such."""
     ways = {run.way.weights: run for run in reversed(tried)}
     runs = [run for run in ways.values() if any(each.error for each in run.outcomes) or not _is_rounded(run)][:3]
-    if any(isinstance(each.error, NoOutput) for run in runs for each in run.outcomes):  # what it gives is said then
-        return None
+    pairs = [pair for run in runs for pair in zip(run.outcomes, run.right)]
+    if any(isinstance(x.error, NoOutput) or (x.error is None and is_misshapen(x, y)) for x, y in pairs):
+        return None  # what it gives is said then
     for run in reversed(runs):
         errors = [each.error for each in run.outcomes if each.error is not None]
         share = 1 / len(runs) if len(errors) < len(run.outcomes) else 0.5  # the way itself may be wrong where all raise
