@@ -181,6 +181,42 @@ def test_weights_kept_after_dropout_are_those_that_met_the_values():
     assert mt.report(module).as_dict()[""]["way"] == "core"
 
 
+class OneHead(nn.Module):
+    """With an axis for heads, of which there is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (y.view(len(x), -1, 1, 8).transpose(1, 2) for y in (self.q(x), self.k(x), self.v(x)))
+        mixed = (q @ k.transpose(-1, -2) / 8**0.5).softmax(-1) @ v
+        return self.o(mixed.transpose(1, 2).reshape(len(x), -1, 8))
+
+
+def test_an_axis_for_one_head_is_read():
+    module = OneHead()
+    twin = copy.deepcopy(module)
+    mt.convert(module)
+    for shape in ((2, 5, 8), (3, 4, 8), (2, 5, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(module(x), twin(x), **TOLERANCE)
+    row = mt.report(module).as_dict()[""]
+    assert row["way"] == "core", row
+
+
+class Fused(nn.Module):
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.filterwarnings("ignore:convert left")
+def test_torchs_function_alone_is_left_with_a_true_reason():
+    module, x = mt.convert(Fused()), torch.randn(2, 3, 5, 8)
+    module(x, x, x)
+    assert "scaled_dot_product_attention" in mt.report(module).as_dict()[""]["reason"]
+
+
 def test_ten_steps_of_training(pair):
     module, twin, calls = pair
     args, named = split(calls[0])

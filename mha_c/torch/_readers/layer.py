@@ -192,6 +192,8 @@ class _Fitted:
     def _scale(self) -> Any:
         """None, or a number, where it is not that of head_dim."""
         one = self.one
+        if one.kind == "fused" and isinstance(one.scale, tuple) and one.scale[0] == "d**-0.5":
+            raise Left("torch's scaled_dot_product_attention computes it, on inputs that nothing projects", one.line)
         if not isinstance(one.scale, (int, float)):
             raise Left("a tensor scales the scores", one.line)
         if one.kind == "additive":

@@ -73,7 +73,7 @@ class Ahead:
         of_w, of_v, v = (found.of_a, found.of_b, found.b) if found.a is value else (found.of_b, found.of_a, found.a)
         places = self.finder._places(view, letters)
         own = {x: place for x, place in zip(of_w, places) if x != "."}
-        summed = [x for x in of_w if x in of_v and x not in found.out]
+        summed = [x for x in of_w if x in of_v and x not in found.out + "."]
         keys = [x for x, place in own.items() if [letter for letter, _ in place] == ["k"]]
         if not keys or summed != keys:
             return None

@@ -194,7 +194,7 @@ class _Finder:
             q, of_q, k, of_k = product.b, product.of_b, product.a, product.of_a
         else:
             raise Unclear("the softmax does not go over keys", node)
-        summed = set(of_q) & set(of_k) - set(product.out)
+        summed = set(of_q) & set(of_k) - set(product.out) - {"."}
         names = {**dict.fromkeys(summed, "d"), letter: "k"}
         only_q = [x for x in of_q if x not in of_k and x in product.out]
         only_k = [x for x in of_k if x not in of_q and x in product.out and x != letter]
@@ -219,8 +219,8 @@ class _Finder:
                 found.append([(names[x], size)])
             elif x in of_q:
                 found.append(queries[1][of_q.index(x)])
-            else:
-                found.append(keys[1][of_k.index(x)])
+            else:  # in neither: an axis of size 1 in both, as that of a single head
+                found.append(keys[1][of_k.index(x)] if x in of_k else [])
         return found
 
     def operand(self, value: Value, letters: list[str], rest: list[str]) -> tuple[Operand, list[list[Any]]]:
