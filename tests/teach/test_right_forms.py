@@ -299,6 +299,6 @@ def test_a_failure_of_check_itself_is_an_answer(monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("of check")
 
-    monkeypatch.setattr(teach.checking, "rounds", fail)
+    monkeypatch.setattr(teach.checks.checking, "rounds", fail)
     answer = teach.check(BOOK.dot_product, "dot_product")
     assert answer.mistakes == ["internal"] and answer.ok is None and "ZeroDivisionError: of check" in str(answer)

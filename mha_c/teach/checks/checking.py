@@ -155,7 +155,8 @@ def _with_other_sizes(student: Student, answer: Answer, means: Optional[str], no
     return answer
 
 
-_OF_SIZES = {"unknown", "raises", "shape", "scale_fixed"}  # what may follow from sizes that it is not made for
+# What may follow from sizes that it is not made for.
+_OF_SIZES = {"unknown", "raises", "shape", "scale_fixed", "one_line"}
 
 
 class _Wrong(Exception):
