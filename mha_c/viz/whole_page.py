@@ -36,7 +36,7 @@ def whole_page(core: Optional[bytes] = None, repository: Optional[str] = None) -
     own += sorted((SOURCES / "chapters").glob("*.js"))
     parts = [asset(path) for path in [*(FOLDER / name for name in SHARED), *own]]
     packed = base64.b64encode(zlib.compress(CORE.read_bytes() if core is None else core, 9)).decode()
-    players = json.loads((FOLDER.parent / "teach" / "players.json").read_text(encoding="utf-8"))
+    players = json.loads((FOLDER.parent / "teach" / "players" / "players.json").read_text(encoding="utf-8"))
     data = {
         "title": TITLE,
         "core": packed,
