@@ -123,7 +123,7 @@ class GQAAttention(RotatesHeads):
 
     queries, keys, values  (B, Q, num_hiddens), (B, K, num_hiddens), (B, K, num_hiddens); the result is as queries
     causal  None: as the constructor says
-    valid_lens, keep_mask, bias, training  as in `MultiHeadAttention`
+    valid_lens, keep_mask, bias, training  as in `MultiHeadAttention`, as types and errors
     cache  of `new_cache`; it and what `project` returns hold num_kv_heads heads, rotated already
 
     `attention_weights` is then (B, num_heads, Q, K); `backward` gives the gradients of a call in training mode.
