@@ -8,6 +8,7 @@ from torch import nn
 
 import mha_c
 import mha_c.torch as mt
+import needs
 import own_attention
 import own_attention_calls
 import own_lookalikes_more
@@ -15,6 +16,7 @@ from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
 from mha_c.torch._call import core
 
 pair = pytest.fixture(of_the_zoo, params=ZOO)
+where_read = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 
 
 @pytest.mark.filterwarnings("ignore:convert left")
@@ -48,6 +50,7 @@ def test_parts_that_are_replaced_run(pair):
         torch.testing.assert_close(*results, **TOLERANCE)
 
 
+@where_read
 @pytest.mark.parametrize("other_form", (False, True))
 def test_a_bug_of_ours_is_told_and_its_plan_dropped(monkeypatch, other_form):
     """The reader's lines give the result; they alone are asked from then on, and `report` says why."""
@@ -75,6 +78,7 @@ def test_a_bug_of_ours_is_told_and_its_plan_dropped(monkeypatch, other_form):
         assert mha_c.explain(module.double(), *args).as_dict()["way"] == "core"
 
 
+@where_read
 def test_what_both_refuse_is_no_bug_of_ours(monkeypatch):
     module, _ = drawn("MultiHeadAttention")
     q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
