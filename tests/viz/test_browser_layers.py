@@ -11,7 +11,7 @@ import pytest
 import mha_c
 import needs
 from mha_c import teach
-from mha_c.teach import mistakes, verdicts
+from mha_c.teach.checks import mistakes, verdicts
 
 pytest_plugins = ["browser_fixtures"]
 
