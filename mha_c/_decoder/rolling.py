@@ -110,8 +110,10 @@ def attend(
 
 def options_of_rows(cache: KeyValueCache, after: Counts, masks: tuple[Any, Any]) -> Any:
     """The core's options of a step, whose masks have a column for each step: see `_core.layer_step`."""
+    if masks[0] is masks[1] is None:
+        return None
     steps = cache._span.steps_of_rows(after)[:, : cache._rows(after)] if cache._span.rolls else None
-    return None if masks[0] is masks[1] is None else (None, *(mask_of_steps(mask, steps) for mask in masks))
+    return (None, *(mask_of_steps(mask, steps) for mask in masks))
 
 
 def _rows(mask: Any, queries: slice) -> Any:

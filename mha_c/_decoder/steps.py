@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-from .._arguments import masks, scalars
+from .._arguments import calls, masks, scalars
 from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import check_causal_steps
@@ -51,7 +51,8 @@ class DecodingLayer(AttentionLayer):
 
     def _projecting(self, states: States) -> tuple[Optional[State], ...]:
         """The projections of keys and values: two, or one for both."""
-        return tuple(states.get(name) for name in dict.fromkeys(self._roles[1:3]))
+        keys, values = self._roles[1:3]
+        return (states.get(keys),) if keys == values else (states.get(keys), states.get(values))
 
     @refuses_at_the_call
     def new_cache(
@@ -122,10 +123,11 @@ class DecodingLayer(AttentionLayer):
         self._check_looks_back(given.causal)
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
         check_not_projected(keys)
-        arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
-        queries, keys, values = arrays
-        check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
-        of_one_type(arrays, "queries", "keys", "values")
+        names = calls.INPUTS[:1] if queries is keys is values else calls.INPUTS
+        arrays, as_tensor = to_arrays(*zip(inputs, names))
+        check_steps(cache.batch, **{name: x.shape for name, x in zip(names, arrays)})
+        of_one_type(arrays, *names)
+        queries, keys, values = inputs = tuple(arrays) if len(arrays) == 3 else (arrays[0],) * 3
         n_steps = queries.shape[1]
         counts = step_counts(given.valid_lens, cache.batch, n_steps)
         seen = self._seen_of_steps(given, cache, counts, n_steps)
@@ -153,16 +155,16 @@ class DecodingLayer(AttentionLayer):
                 saved = cache._placed(saved, after) if cache._span.rolls else saved
             else:
                 out, saved = rolling.attend(
-                    cache, arrays, rolling.Layer(projections, w_v, num_heads, turn), counts, seen
+                    cache, inputs, rolling.Layer(projections, w_v, num_heads, turn), counts, seen
                 )
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)
 
-        return self._with_plan((queries, keys, values), check, run)
+        return self._with_plan(inputs, check, run)
 
     def _seen_of_steps(self, given: Given, cache: KeyValueCache, counts: Any, n_steps: int) -> tuple[Any, Any]:
         """keep_mask and bias of a call with a cache, whose keys are all steps: the new ones too."""
-        if given.keep_mask is None and given.bias is None:
+        if given.keep_mask is given.bias is None:
             return None, None
         sizes = cache.batch, n_steps, most(cache._steps + counts)
         return masks.of_layer(given.keep_mask, given.bias, sizes, self._num_heads if self._by_head else None)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..._arguments.calls import INPUTS
 from ..._arguments.options import check_causal_steps
 from ..._core import layer_step
 from ..._decoder import caches, rolling
@@ -182,8 +183,9 @@ class Steps(NamedTuple):
         refuse_transforms("decoding with a cache")
         queries, keys, values = inputs
         caches.check_not_projected(keys)
-        check_inputs(queries=queries, keys=keys, values=values)
-        caches.check_steps(cache.batch, queries=queries.shape, keys=keys.shape, values=values.shape)
+        given = dict(zip(INPUTS[:1] if queries is keys is values else INPUTS, inputs))
+        check_inputs(**given)
+        caches.check_steps(cache.batch, **{name: x.shape for name, x in given.items()})
         if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
             raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} like queries")
         if torch.is_grad_enabled() and any_needs_grad(inputs, asked.masks, module.parameters()):
@@ -204,8 +206,10 @@ class Steps(NamedTuple):
 
     def _options(self, parameters: Parameters, weights: Any, steps: Any) -> Optional[Options]:
         rows = self.module._rows_of_joint(parameters) if weights is parameters else None
+        if rows is None and self.masks[0] is self.masks[1] is None:
+            return None
         keep_mask, bias = self._masks_of(steps)
-        return None if rows is keep_mask is bias is None else Options(None, mask_for_core(keep_mask), bias, None, rows)
+        return Options(None, mask_for_core(keep_mask), bias, None, rows)
 
     def in_order(self) -> bool:
         """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
