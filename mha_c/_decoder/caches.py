@@ -15,7 +15,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.arrays import to_array, to_lengths
-from .._arguments.calls import refuses_at_the_call
+from .._arguments.calls import INPUTS, refuses_at_the_call
 from .._core import linear
 from .._layer.kept_weights import Placed
 from ..errors import ShapeError
@@ -324,10 +324,16 @@ def check_not_projected(keys: Any) -> None:
         )
 
 
-def check_steps(batch: int, **shapes: tuple[int, ...]) -> None:
+def by_name(queries: Any, keys: Any, values: Any) -> dict[str, Any]:
+    """New steps by their names; one object that is all three goes by the first, so that it is checked once."""
+    return dict(zip(INPUTS[:1] if queries is keys is values else INPUTS, (queries, keys, values)))
+
+
+def check_steps(batch: int, steps: dict[str, Any]) -> None:
     """ShapeError unless queries, keys and values are of the same new steps, and the cache has this batch size."""
-    wanted = shapes["queries"][:2]
-    for name, shape in shapes.items():
+    wanted = steps["queries"].shape[:2]
+    for name, x in steps.items():
+        shape = x.shape
         if len(shape) != 3:
             raise ShapeError(f"{name} must have shape (B, n, features), got {shape}")
         if shape[0] != batch:
@@ -335,7 +341,7 @@ def check_steps(batch: int, **shapes: tuple[int, ...]) -> None:
         if shape[:2] != wanted:
             raise ShapeError(
                 f"with a cache queries, keys and values belong to the same new steps: {name} {shape}, queries "
-                f"{shapes['queries']}"
+                f"{steps['queries'].shape}"
             )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-from .._arguments import calls, masks, scalars
+from .._arguments import masks, scalars
 from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import check_causal_steps
@@ -21,6 +21,7 @@ from . import rolling
 from .caches import (
     KeyValueCache,
     ProjectedKeyValues,
+    by_name,
     check_not_projected,
     check_steps,
     lengths_of,
@@ -123,10 +124,10 @@ class DecodingLayer(AttentionLayer):
         self._check_looks_back(given.causal)
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
         check_not_projected(keys)
-        names = calls.INPUTS[:1] if queries is keys is values else calls.INPUTS
-        arrays, as_tensor = to_arrays(*zip(inputs, names))
-        check_steps(cache.batch, **{name: x.shape for name, x in zip(names, arrays)})
-        of_one_type(arrays, *names)
+        named = by_name(queries, keys, values)
+        arrays, as_tensor = to_arrays(*[(x, name) for name, x in named.items()])
+        check_steps(cache.batch, dict(zip(named, arrays)))
+        of_one_type(arrays, *named)
         queries, keys, values = inputs = tuple(arrays) if len(arrays) == 3 else (arrays[0],) * 3
         n_steps = queries.shape[1]
         counts = step_counts(given.valid_lens, cache.batch, n_steps)

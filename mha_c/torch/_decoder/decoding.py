@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..._arguments.calls import INPUTS
 from ..._arguments.options import check_causal_steps
 from ..._core import layer_step
 from ..._decoder import caches, rolling
@@ -183,9 +182,9 @@ class Steps(NamedTuple):
         refuse_transforms("decoding with a cache")
         queries, keys, values = inputs
         caches.check_not_projected(keys)
-        given = dict(zip(INPUTS[:1] if queries is keys is values else INPUTS, inputs))
-        check_inputs(**given)
-        caches.check_steps(cache.batch, **{name: x.shape for name, x in given.items()})
+        named = caches.by_name(queries, keys, values)
+        check_inputs(**named)
+        caches.check_steps(cache.batch, named)
         if keys.dtype is not queries.dtype or values.dtype is not queries.dtype:
             raise TypeError(f"keys {keys.dtype} and values {values.dtype} must be {queries.dtype} like queries")
         if torch.is_grad_enabled() and any_needs_grad(inputs, asked.masks, module.parameters()):
