@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ._arguments import scalars
-from ._arguments.calls import refuses_at_the_call
+from ._arguments.calls import INPUTS, refuses_at_the_call
 from ._explain import explain
 from ._layer.call import AttentionLayer
 from ._layer.description import Description, describe
@@ -25,7 +25,6 @@ from .errors import ShapeError
 
 __all__ = ["Cost", "Step", "cost"]
 
-INPUTS = "queries", "keys", "values"  # what each of the projections of a call takes
 SOFTMAX = 5  # operations per score: maximum, subtract, exp, sum, divide
 # Operations per feature of a score: multiply and add; add, tanh, multiply, add; subtract, multiply, add.
 SCORING = {"products": 2, "sums": 4, "distances": 3}
