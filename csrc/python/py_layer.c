@@ -57,10 +57,13 @@ kept_options(mha_py_call *call, mha_py_layer *layer, int keeps_weights)
                              given->window_left, given->window_right, given->terms};
     int any = 0;
 
-    for (size_t i = 0; layer->options.any && i < sizeof(all) / sizeof(all[0]); i++) {
+    if (call->failed || keeps_weights || !layer->options.any) {
+        return Py_None;
+    }
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         any = any || mha_py_given(all[i]);
     }
-    if (call->failed || !any || keeps_weights) {
+    if (!any) {
         return Py_None;
     }
     PyArrayObject *const keep_mask = mha_py_copy_mask(call, scores, NPY_BOOL, &attention->keep_mask);
