@@ -89,6 +89,7 @@ _IN_MODULES = {
     **{name: f"functional.{name}" for name in ("alibi_slopes", "t5_buckets")},
     **{name: f"viz.{name}" for name in ("view", "show_bars")},
     **{name: f"heads.{name}" for name in ("importance", "prune")},
+    **{name: f"teach.{name}" for name in ("check", "laws", "puzzle", "trained")},
 }
 
 config.apply_environment()

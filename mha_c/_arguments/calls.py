@@ -9,7 +9,7 @@ from opcode import opmap
 from typing import Any, TypeVar, cast
 
 from ..errors import ShapeError
-from .names import meant
+from .names import INSTEAD, meant
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -69,7 +69,8 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
     else:
         hint = f"it is called with {signature.replace(parameters=shown, return_annotation=signature.empty)}"
         found = meant(name, known)
-        hint = f"did you mean {found}? {hint[0].upper()}{hint[1:]}" if found else hint
+        first = f"{INSTEAD[name]}." if name in INSTEAD else found and f"did you mean {found}?"
+        hint = f"{first} {hint[0].upper()}{hint[1:]}" if first else hint
     return TypeError(f"{type(layer).__name__}.{call}() got an unexpected keyword argument {name!r}: {hint}")
 
 

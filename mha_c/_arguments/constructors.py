@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .names import did_you_mean, listed
+from .names import INSTEAD, did_you_mean, listed
 from .scalars import whole
 
 MULTI_HEAD = (
@@ -76,6 +76,7 @@ def _bind(owner: str, forms: Sequence[str], args: tuple[Any, ...], named: Mappin
     unknown = [name for name in named if all(name not in signature.parameters for signature in signatures)]
     if unknown:
         guess = did_you_mean(unknown[0], {name: 0 for signature in signatures for name in signature.parameters})
+        guess = f": {INSTEAD[unknown[0]]}" if unknown[0] in INSTEAD else guess
         text = f"{owner}() got an unexpected keyword argument {unknown[0]!r}{guess}"
         raise TypeError(f"{text}\nC{called[1:]}" if guess else f"{text}; {called}")
     left_out = _left_out(signatures, args, named)

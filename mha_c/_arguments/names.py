@@ -24,6 +24,18 @@ ELSEWHERE = {
     **dict.fromkeys(("need_weights", "return_attention_scores", "output_attentions"), "return_weights"),
 }
 
+# What others have and a layer here has not, and what to write instead: of its call, and of its constructor.
+_OF_WEIGHTS = (
+    "leave it out, and read layer.attention_weights after the call: (B, heads, Q, K), or (B, Q, K) of one head"
+)
+INSTEAD = {
+    **dict.fromkeys(("need_weights", "return_weights", "return_attention_scores", "output_attentions"), _OF_WEIGHTS),
+    "average_attn_weights": _OF_WEIGHTS,
+    "window": "keep_mask= hides any keys, and mha_c.functional.dot_product_attention has a window",
+    "batch_first": "leave it out: inputs are always (batch, tokens, features)",
+    **dict.fromkeys(("add_bias_kv", "add_zero_attn"), "torch.nn.MultiheadAttention alone has it"),
+}
+
 
 def meant(name: str, known: Iterable[str]) -> str:
     """The one of the known names that was probably meant; "" if none is near."""

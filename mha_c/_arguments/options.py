@@ -68,9 +68,20 @@ OPTIONS = {
 }
 
 
+# A function has no layer whose class would tell the axes: what a mask of this name means to torch.
+_ADDED = "where True = may attend; a mask of numbers that are added is bias={0}; where True hides, it is keep_mask=~{0}"
+_INSTEAD = {
+    **{name: f"write keep_mask={name}, {_ADDED.format(name)}" for name in ("mask", "attn_mask")},
+    "attention_mask": "write keep_mask=attention_mask[:, None, None] of a mask (B, K), where 1 = may attend",
+    "key_padding_mask": "write keep_mask=~key_padding_mask[:, None, None] of a mask (B, K), whose True hides",
+    "enable_gqa": "leave it out: fewer heads of keys than of queries are enough",
+}
+
+
 def unknown_option(unknown: Any) -> TypeError:
     name, named = next(iter(unknown)), ", ".join(OPTIONS)
     guess = did_you_mean(name, (*OPTIONS, "valid_lens", "return_weights", "return_lse"))
+    guess = f": {_INSTEAD[name]}." if name in _INSTEAD else guess
     return TypeError(f"unexpected keyword argument {name!r}{guess or ';'} The options of attention are {named}")
 
 

@@ -20,7 +20,7 @@ from .._recognize import THREE_LINES
 from ..config import processor, set_num_threads, threads_of
 from ._readers.converting import is_cores, is_ours
 from ._readers.modules import LOOKED
-from .convert import convert
+from .convert import convert, of_arrays
 
 WIDE = 2  # times the lowest ratio, or the time of one thread: more is the machine's other work, not the module's
 
@@ -28,7 +28,9 @@ WIDE = 2  # times the lowest ratio, or the time of one thread: more is the machi
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, Any]:
     """Runs `module` and a converted copy on the same inputs; see mha_c.d2l.compare."""
     if not isinstance(module, nn.Module):
-        raise TypeError(f"compare takes a torch module, then its arguments; got {type(module).__name__}")
+        raise TypeError(
+            f"compare takes a torch module, then its arguments; got {type(module).__name__}{of_arrays(module)}"
+        )
     already = [name or type(module).__name__ for name, part in module.named_modules() if is_ours(part)]
     if already:
         raise ValueError(
@@ -36,7 +38,12 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
             "after unpatch(), and compare before convert()"
         )
     with in_eval_mode(module), torch.no_grad():
-        module(*inputs)  # sets lazy sizes, and leaves weights that can be copied
+        try:
+            module(*inputs)  # sets lazy sizes, and leaves weights that can be copied
+        except TypeError as error:
+            if inputs:
+                raise
+            raise TypeError(f"compare calls the module with what follows it, compare(model, X): {error}") from None
     theirs = copy.deepcopy(module).eval()  # training changes gradients, statistics and modes, of copies only
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "convert (found nothing|left)")  # here it raises an error below

@@ -81,7 +81,8 @@ def convert(module: Converted, *inputs: Any, **named: Any) -> Converted:
     if isinstance(module, type) and issubclass(module, nn.Module):
         return read_at_first_call(module)
     if not isinstance(module, nn.Module):
-        raise TypeError(f"convert takes a torch module, got {type(module).__name__}; or a class of modules")
+        got = f"{type(module).__name__}{of_arrays(module)}"
+        raise TypeError(f"convert takes a torch module, got {got}; or a class of modules")
     if not converted(module):
         warnings.warn(
             f"convert found nothing to replace in {type(module).__name__}: it holds no class but torch's.  "
@@ -91,3 +92,9 @@ def convert(module: Converted, *inputs: Any, **named: Any) -> Converted:
     if inputs or named:
         module(*inputs, **named)
     return module
+
+
+def of_arrays(layer: Any) -> str:
+    """What a refusal adds if it was given a layer for NumPy arrays."""
+    ours = type(layer).__module__.partition(".")[0] == "mha_c"
+    return f" of arrays, whose calls are the core's already (mha_c.torch.{type(layer).__name__} takes tensors)" * ours
