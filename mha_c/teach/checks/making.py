@@ -20,6 +20,7 @@ from .probes import Inputs, Sizes, probes
 
 _LEFT_AS_THEY_ARE = "bias", "base", "max_len", "temperature", "device", "dtype"  # where they have a default
 DROPOUT = 0.3  # the share that layers are made with: not a half, so that 1 - p is another number
+_OF_PROBES = "W_q", "W_k", "W_v", "W_o", "w_v"
 OF_FORM = ("window", "chunk_size")  # numbers that make another function of the same arrays
 
 
@@ -209,6 +210,7 @@ class Layers:
         self.given, self.is_class = dict(weights), isinstance(mine, type)
         self._made: dict[Any, Any] = {} if self.is_class else {None: copied(mine)}
         self._read: dict[int, list[Weights]] = {}
+        self._fitting: dict[int, dict[Any, bool]] = {}  # of a layer whose sizes are known: the shapes that it fits
         self._put: dict[int, Any] = {}  # which weights a layer holds
         self._failed: Optional[Unmade] = None
         self.per_head = False  # the width that the constructor takes is that of one head
@@ -237,6 +239,7 @@ class Layers:
             old = self._made.pop(self._making(inputs), None)
             self._put.pop(id(old), None)
             self._read.pop(id(old), None)
+            self._fitting.pop(id(old), None)
             self.at(inputs)
 
     def any(self, inputs: Inputs) -> Any:
@@ -259,9 +262,17 @@ class Layers:
     def _fits(self, layer: Any, inputs: Inputs) -> bool:
         if not self.wanted:
             return self.kind != "positional_encoding" or _width_of_table(layer) in (0, inputs["X"].shape[-1])
-        fitting = [each for each in self.weights(layer) if self._are(each.sizes(layer), inputs)]
+        known = self._fitting.setdefault(id(layer), {})
+        heads = (inputs.get("num_heads"), inputs.get("num_kv_heads"))
+        shapes = (*heads, *(_shape(inputs[name]) if name in inputs else None for name in _OF_PROBES))
+        if shapes in known:  # each probe is asked many times
+            return known[shapes]
+        sizes = [(each, each.sizes(layer)) for each in self.weights(layer)]
+        fitting = [each for each, size in sizes if self._are(size, inputs)]
         if fitting:  # of the ways to read its weights
             self._read[id(layer)] = fitting
+        if not any(0 in size for _, every in sizes for size in every.values()):
+            known[shapes] = bool(fitting)
         return bool(fitting)
 
     def _are(self, sizes: dict[str, tuple[int, int]], inputs: Inputs) -> bool:

@@ -18,7 +18,8 @@ import numpy as np
 from ..._arguments.arrays import is_tensor
 
 _PACKAGE = str(Path(__file__).parents[2])
-_OF_SHAPES = ("_like", "size", "dim", "numel", "finfo", "type", "is_floating_point")  # they read no number
+_ASKING = str(Path(__file__).parents[1] / "checks")
+_OF_SHAPES = ("_like", "size", "shape", "dim", "numel", "finfo", "type", "is_floating_point")  # they read no number
 _NAMED_BY_CALLER = ("axis", "dim", "dims", "axes")  # a helper with such an argument does what its caller says
 
 
@@ -52,6 +53,7 @@ class Trace:
         self.paused = False
         self._alive: list[Any] = []
         self._at: dict[int, int] = {}
+        self._lines: dict[tuple[Any, int], Place] = {}  # met already
 
     def input(self, x: Any) -> Any:
         """The same array or tensor, of which each use is noted."""
@@ -92,7 +94,7 @@ class Trace:
         if self.paused:
             return
         self.paused = True
-        place = _line_of(frame, line)
+        place = self._line(frame, line)
         words = {*re.findall(r"\w+", place.text)}
         read = [at for name, (each, _) in before.items() if name in words for at in self.source(each)]
         self.steps.append(Step("named", _numbers(x), tuple(self.source(x) or read), place, place))
@@ -108,9 +110,11 @@ class Trace:
             self._at[id(x)] = at
 
     def _places(self) -> Optional[tuple[Place, Place]]:
-        """The innermost line of the caller's own text, and the outermost."""
+        """The innermost line of the caller's own text, and the outermost; None of what check itself asks."""
         frame: Any = sys._getframe(2)
         while frame is not None and not self.owns(frame.f_code.co_filename):
+            if frame.f_code.co_filename.startswith(_ASKING):
+                return None
             frame = frame.f_back
         if frame is None:
             return None
@@ -119,7 +123,13 @@ class Trace:
         outer = frame
         while outer.f_back is not None and self.owns(outer.f_back.f_code.co_filename):
             outer = outer.f_back
-        return _line_of(frame, frame.f_lineno), _line_of(outer, outer.f_lineno)
+        return self._line(frame, frame.f_lineno), self._line(outer, outer.f_lineno)
+
+    def _line(self, frame: Any, number: int) -> Place:
+        at = frame.f_code, number
+        if at not in self._lines:
+            self._lines[at] = _line_of(frame, number)
+        return self._lines[at]
 
 
 def _line_of(frame: Any, number: int) -> Place:
@@ -132,6 +142,8 @@ def _line_of(frame: Any, number: int) -> Place:
 def _is_told_where(frame: Any) -> bool:
     """Whether a helper's line says what its caller gave it as an axis."""
     names = [name for name in _NAMED_BY_CALLER if name in frame.f_code.co_varnames[: frame.f_code.co_argcount]]
+    if not names:
+        return False
     text = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
     return frame.f_back is not None and any(f"={name}" in text.replace(" ", "") for name in names)
 
