@@ -2,6 +2,7 @@
 
 import gc
 import inspect
+import itertools
 import os
 import sys
 import tempfile
@@ -105,11 +106,48 @@ def a_few(items):
         yield from {0: each[0], len(each) - 1: each[-1]}.values()
 
 
+def by_day(items):
+    """Of a test with a product of parameters (instruction set, dtype, shape) enough cases that each pair of values
+    comes together: what breaks one case breaks nearly always all that share some two values with it.
+    """
+    cases = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in cases.values():
+        yield from covering(each, [what_comes_together(item) for item in each])
+
+
+def what_comes_together(item):
+    """Pairs of the ids of a case's parameters, one id for each list of them, or what its mark `by_day` says; nothing if
+    its instruction set is not of this processor: it would be skipped.
+    """
+    call, mark = getattr(item, "callspec", None), item.get_closest_marker("by_day")
+    if call and not dict(_core.isas()).get(call.params.get("isa", _core.isa())):
+        return frozenset()
+    values = call._idlist if call else ()  # pytest's, joined in `call.id`
+    if mark:
+        values = [call.params[name] for name in mark.args]
+    several = mark.kwargs.get("together", 2) if mark else 2
+    return frozenset(itertools.combinations(enumerate(values), several)) or frozenset([item.nodeid])
+
+
+def covering(items, pairs):
+    """Each time the first of those that bring the most pairs which none before had."""
+    wanted, left, kept = frozenset().union(*pairs), dict(enumerate(pairs)), []
+    while wanted:
+        best = max(left, key=lambda i: len(left[i] & wanted))
+        wanted -= left.pop(best)
+        kept.append(best)
+    return [items[i] for i in sorted(kept)]
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("smoke"):
         leave(config, items, [*of_the_smoke_test(items)])
     if config.getoption("few"):
         leave(config, items, [*a_few(items)])
+    if not needs.NIGHTLY:
+        leave(config, items, [*by_day(items)])
     if hasattr(config, "workerinput"):
         items.sort(key=turn)
     if config.getoption("parallel_threads", None):

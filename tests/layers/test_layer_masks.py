@@ -35,6 +35,7 @@ def close(found, expected, limit):
     np.testing.assert_allclose(found, expected, rtol=0, atol=limit)
 
 
+@pytest.mark.by_day("name", "which", "shape", "other", "dtype")
 @pytest.mark.parametrize("dtype", masked.LIMITS)
 @pytest.mark.parametrize(("name", "which", "shape", "other"), masked.calls())
 def test_layers_are_the_formulas(name, which, shape, other, dtype):

@@ -1,6 +1,7 @@
 """tools/nightly.py: each part is run, none stops the others, and the page begins with what failed."""
 
 import collections
+import itertools
 import os
 import re
 import sys
@@ -59,17 +60,35 @@ def test_a_version_of_python_becomes_the_command_that_starts_it(nightly, monkeyp
     assert real.command("none") == ["make", "x", "PYTHON=python3.99"]
 
 
-def test_a_second_environment_runs_each_test_with_a_few_of_its_cases():
-    file = ROOT / "tests" / "exactness" / "test_outputs.py"
+def cases_of(file, *more, **variables):
+    """{test: ids of its cases}."""
     words = "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={ROOT}"
-    cases = []
-    for more in ((), ("--few",)):
-        done = children.python(*words, f"--config-file={ROOT / 'pyproject.toml'}", file, *more)
-        names = [line for line in done.stdout.splitlines() if "::" in line]
-        cases.append(collections.Counter(name.partition("[")[0] for name in names))
-    all_of_them, few = cases
-    assert few.keys() == all_of_them.keys() and max(all_of_them.values()) > 20
-    assert max(few.values()) == 2 and all(few[name] > 1 for name, n in all_of_them.items() if n > len(_core.isas()))
+    words += f"--config-file={ROOT / 'pyproject.toml'}", ROOT / "tests" / file, *more
+    done = children.python(*words, **variables)
+    cases = collections.defaultdict(list)
+    for line in filter(lambda line: "::" in line, done.stdout.splitlines()):
+        cases[line.partition("[")[0]].append(line.partition("[")[2])
+    return cases
+
+
+def test_a_second_environment_runs_each_test_with_a_few_of_its_cases():
+    all_of_them, few = (cases_of("exactness/test_outputs.py", *more) for more in ((), ("--few",)))
+    assert few.keys() == all_of_them.keys() and max(map(len, all_of_them.values())) > 20
+    assert max(map(len, few.values())) == 2
+    assert all(len(few[name]) > 1 for name, cases in all_of_them.items() if len(cases) > len(_core.isas()))
+
+
+def test_by_day_each_pair_of_values_comes_together_and_by_night_all_do():
+    file = "exactness/test_one_visible_key.py"
+    night, day = (cases_of(file, MHA_C_NIGHTLY=night) for night in ("1", None))
+    assert night.keys() == day.keys()
+    (every,), (chosen,) = ([cases for test, cases in each.items() if "functions" in test] for each in (night, day))
+    every, chosen = ([tuple(case.split("-")) for case in each] for each in (every, chosen))
+    lacking = {name for name, offered in _core.isas() if not offered}
+    every = [case for case in every if not lacking.intersection(case)]
+    for one, other in itertools.combinations(range(len(every[0])), 2):
+        assert {(case[one], case[other]) for case in chosen} == {(case[one], case[other]) for case in every}
+    assert len(chosen) * 4 < len(every)
 
 
 @pytest.mark.parametrize(("there", "chosen"), [([(3, 13), (3, 14)], "3.14"), ([(3, 13)], "3.13"), ([], "3.13")])

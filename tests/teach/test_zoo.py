@@ -56,6 +56,7 @@ def test_a_style_without_its_mistakes_is_right(kind, make):
     assert teach.laws(make(), kind).ok, teach.laws(make(), kind)
 
 
+@pytest.mark.by_day("make", "id", together=1)
 @pytest.mark.parametrize(("kind", "make", "id", "options"), WRONG, ids=label)
 def test_a_mistake_is_named_first(kind, make, id, options):
     answer = answered(make(id), kind, **options)

@@ -56,6 +56,7 @@ def check(layer, call, kind, inputs, given, want, limit):
         np.testing.assert_allclose(found, expected, rtol=0, atol=most)
 
 
+@pytest.mark.by_day("name", "which", "shape", "other", "dtype")
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize(("name", "which", "shape", "other"), masked.calls())
 def test_modules_are_the_formulas(name, which, shape, other, dtype):
