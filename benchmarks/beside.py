@@ -1,12 +1,23 @@
 """What may not take longer than something else: hidden keys than seen ones, projections' gradients than torch.mm's.
 
     python benchmarks/beside.py [--seconds 1.5]
+    python benchmarks/beside.py --own-threads [FOLDER ...] [--seconds 1.5]
 
 Each pair takes turns; the ratio of our time to the other's is that of minima, beside it that of medians.  One thread.
+
+--own-threads: calls on two threads of our own, alone and in turn with two of NumPy or of torch, which want the same
+cores; the medians of our call and of what the other computes between, in us.  FOLDERs hold other builds of the
+package, with another SPIN_NS in csrc/runtime/threads.c, say: a process for each, which take turns.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
+from functools import partial
+from time import perf_counter_ns
 
 import numpy as np
 import torch
@@ -54,10 +65,94 @@ def show(what, contenders, seconds, most):
     )
 
 
+# --- Threads of our own beside those of others --------------------------------------------------------------
+
+TURNS = 10  # of each build
+LAYERS = {"small": (64, 10, 32), "large": (128, 9, 256)}  # batch, tokens, features
+
+
+def numpy_product():
+    a, b = draw(512, 512), draw(512, 512)
+    return partial(np.matmul, a, b, out=np.empty((512, 512), np.float32))
+
+
+def torch_feed_forward():
+    part = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256))
+    x = torch.from_numpy(draw(128, 9, 256))
+    return partial(torch.no_grad()(part), x)
+
+
+def layer_of(size):
+    x = draw(*LAYERS[size])
+    layer = mha_c.MultiHeadAttention(x.shape[2], 4, 0.0, rng=0)
+    return partial(layer, x, x, x)
+
+
+def scenes():
+    """{name: (our call, what the other computes before each, or None)}"""
+    numpys, torchs = numpy_product(), torch_feed_forward()
+    found = {f"{size}, alone": (layer_of(size), None) for size in LAYERS}
+    found.update({f"{size}, NumPy between": (layer_of(size), numpys) for size in LAYERS})
+    found.update({f"{size}, torch between": (layer_of(size), torchs) for size in LAYERS})
+    return found
+
+
+def timed(ours, other, seconds):
+    """[(nanoseconds of our call, of the other's)]"""
+    times, end = [], perf_counter_ns() + seconds * 1e9
+    while perf_counter_ns() < end:
+        start = perf_counter_ns()
+        if other:
+            other()
+        between = perf_counter_ns()
+        ours()
+        times.append((perf_counter_ns() - between, between - start))
+    return times
+
+
+def answer():
+    """In a build's own process: reads a scene and a time, writes medians, until there is no more."""
+    torch.set_num_threads(2)
+    mha_c.set_num_threads(2)
+    found = scenes()
+    for line in sys.stdin:
+        name, seconds = json.loads(line)
+        timed(*found[name], 0.02)
+        print(json.dumps([statistics.median(side) for side in zip(*timed(*found[name], seconds))]), flush=True)
+
+
+def show_own_threads(folders, seconds):
+    processes = {}
+    for folder in folders or [None]:
+        path = {} if folder is None else {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+        processes[folder or "ours, other, us"] = subprocess.Popen(
+            [sys.executable, __file__, "--answer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "MHA_C_THREADS_OF": "own", **path},
+        )  # fmt: skip
+    print(f"{'':<24}" + "".join(f"{os.path.basename(name):>20}" for name in processes))
+    for scene in scenes():
+        found = {name: [] for name in processes}
+        for _ in range(TURNS):
+            for name, process in processes.items():
+                print(json.dumps((scene, seconds / TURNS)), file=process.stdin, flush=True)
+                found[name].append(json.loads(process.stdout.readline()))
+        shown = [[statistics.median(side) / 1e3 for side in zip(*each)] for each in found.values()]
+        print(f"{scene:<24}" + "".join(f"{ours:>11.1f}{other:>9.1f}" for ours, other in shown), flush=True)
+    for process in processes.values():
+        process.communicate()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=1.5, help="time for each pair")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--seconds", type=float, default=1.5, help="time for each pair, or for each figure of a build")
+    parser.add_argument("--own-threads", nargs="*", metavar="FOLDER", help="instead: two threads beside two of others")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    seconds = options.seconds
+    if options.answer:
+        return answer()
+    if options.own_threads is not None:
+        return show_own_threads(options.own_threads, seconds)
     torch.set_num_threads(1)
     mha_c.set_num_threads(1)
     print(f"{'':<44}{'ours':>13}{'ratio':>8}{'median':>8}   aimed at")
