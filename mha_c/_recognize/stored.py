@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -146,7 +147,8 @@ def shape_of(layer: Any, part: Part) -> tuple[int, int]:
         return int(getattr(owner, "out_features", 0)), int(getattr(owner, "in_features", 0))
     sizes = tuple(stored.shape) if len(stored.shape) == 2 else (stored.shape[0], 1)
     if part.axes:
-        return tuple(int(np.prod([stored.shape[axis] for axis in axes])) for axes in part.axes)  # type: ignore
+        shape = stored.shape
+        return tuple(math.prod(shape[axis] for axis in axes) for axes in part.axes)  # type: ignore
     outputs, inputs = sizes if part.turned else sizes[::-1]
     if len(stored.shape) == 1:
         outputs, inputs = 1, stored.shape[0]

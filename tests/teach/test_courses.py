@@ -23,6 +23,7 @@ FILES = {
         ["CausalSelfAttention"],
         "self.mask[:, :, :T, :T] == 0, -1e10", "self.mask[:, :, :T, :T] == 0, 0", "mask_zero",
     ),
+    "bert": (["BertSelfAttention"], "/ math.sqrt(self.attention_head_size)", "/ self.attention_head_size", "scale_d"),
     "translation": (["BahdanauAttention"], "torch.tanh(self.Wa(query) + self.Ua(keys))",
                     "self.Wa(query) + self.Ua(keys)", "no_tanh"),
 }  # fmt: skip
@@ -108,3 +109,22 @@ def summary_attention(queries, keys, values, valid_lens=None):
     assert [(each.name, each.ok) for each in report.judged] == [("summary_attention", False), ("attention", True)]
     both = judged(RIGHT.replace("np.sqrt(queries.shape[-1])", "queries.shape[-1]") + whole)
     assert [each.answer.mistakes for each in both.judged] == [["unknown"], ["scale_d"]]
+
+
+BESIDE = """
+class Wrapper{name}(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.inner = BertSelfAttention(config)
+        self.{linear} = nn.Linear(config.hidden_size, config.hidden_size)
+"""
+
+
+def test_without_an_output_projection_it_is_right_where_its_holder_has_one(judged):
+    """A block's linear layers are no projection of its attention."""
+    needs.module("torch")
+    alone = (COURSES / "bert.txt").read_text(encoding="utf-8").partition("class BertSelfOutput")[0]
+    for name, right in {"Attention": True, "AttentionBlock": False}.items():
+        report = judged(alone + BESIDE.format(name=name, linear="dense"), "BertSelfAttention")
+        assert report.ok is right, str(report)
+        assert right or report.judged[0].answer.mistakes == ["no_output_projection"]

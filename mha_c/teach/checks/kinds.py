@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from difflib import get_close_matches
 from typing import Any, Optional
 
@@ -127,3 +128,28 @@ def _makes_a_triangle(mine: Any) -> bool:
         except (Unmade, TypeError):
             return False
     return False
+
+
+_HOLDS_AN_ATTENTION = re.compile("(?!.*(block|layer|coder|model|former)).*(attention|attn)", re.IGNORECASE)
+
+
+def projected_by(mine: Any) -> str:
+    """The class that holds this one, and behind it another that projects its output; "" where there is none.
+
+    Of BERT's three classes of one attention the innermost has queries, keys and values, the next W_o, and the third
+    holds both: without W_o the innermost is right.
+    """
+    own = mine if isinstance(mine, type) else type(mine)
+    room = vars(sys.modules.get(own.__module__, sys))
+    words = {name: _words_of_init(each) for name, each in room.items() if isinstance(each, type)}
+    for name in words:
+        if own.__name__ in words[name] and name != own.__name__ and _HOLDS_AN_ATTENTION.match(name):
+            beside = words[name] & {*words} - {own.__name__}
+            if "Linear" in words[name].union(*(words[each] for each in beside)):
+                return name
+    return ""
+
+
+def _words_of_init(made: type) -> set[str]:
+    code = getattr(vars(made).get("__init__"), "__code__", None)
+    return {*code.co_names} if code else set()

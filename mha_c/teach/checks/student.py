@@ -26,6 +26,7 @@ from ..words.sentences import said
 from .answers import readable
 from .configuration import size_of
 from .forms import Way, joined, parts
+from .kinds import projected_by
 from .making import (
     OF_FORM,
     CannotAsk,
@@ -267,14 +268,13 @@ class Student:
         """Whether it has W_o."""
         if self.layers is None or not self.has_weights:
             return "W_o" in self.takes.values()
-        layer = self.layers.any(probes(self.kind)[0])
-        return "W_o" in self.layers.weights(layer)[0].parts
+        return self.layers.has_output(self.layers.any(probes(self.kind)[0]))
 
     @property
     def joins_heads_alone(self) -> bool:
-        """Whether it is right without W_o: a single head, or heads each of which has the width that is asked for."""
+        """Whether it is right without W_o: a single head, heads of the whole width, or another class projects them."""
         of_heads = self.layers is not None and self.layers.per_head
-        return (self.has_one_head or of_heads) and not self.has_output
+        return not self.has_output and bool(self.has_one_head or of_heads or projected_by(self.mine))
 
     # ---- one call ------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from .answers import NEAR, Answer, Example, Lines, OwnLine, readable, written
 from .comparing import equal, is_misshapen, output
 from .explaining import Explained, where
 from .forms import LAYOUTS_SAY
+from .kinds import projected_by
 from .making import Unmade
 from .masks import MEANS
 from .mistakes import function, root, signature, sources
@@ -168,6 +169,9 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_table")]
     if student.only_heads:
         notes += [say("note_only_heads")]
+    elsewhere = projected_by(student.mine) if student.has_weights and student.joins_heads_alone else ""
+    if elsewhere:
+        notes += [say("note_projected_by", name=elsewhere)]
     if student.has_one_head:
         notes += [say("note_one_head") if student.heads == 1 else say("note_heads", heads=student.heads)]
     if student.width:

@@ -122,6 +122,7 @@ SENTENCES = {
     " paper turns neighbours: weights of one do not fit the other.",
     "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
+    "note_projected_by": "its output is projected in another part of {name}, so it was compared without W_o.",
     "note_heads": "nothing says a number of heads; a number in its code fits, so it was asked with {heads}.",
     "note_width": "its scale is fixed when it is built: that of {width} features of queries and keys, so it was asked "
     "with so many.",
