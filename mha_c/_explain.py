@@ -224,7 +224,7 @@ def _of_steps(
         seen.append(np.broadcast_to(x.dtype.type(0), (cache.batch, n_keys, features)))
     in_order = n_keys == most(after)
     lens = cache._visible_keys(after, queries.shape[1]) if in_order else None
-    return steps, (queries, *seen), lens, options_of_rows(cache, after, masks) if in_order else None
+    return steps, (queries, *seen), lens, options_of_rows(cache, after, masks) if masks and in_order else None
 
 
 def _explain_module(module: Any, args: tuple[Any, ...], options: Facts) -> Explanation:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.arrays import to_array, to_lengths
-from .._arguments.calls import INPUTS, refuses_at_the_call
+from .._arguments.calls import refuses_at_the_call
 from .._core import linear
 from .._layer.kept_weights import Placed
 from ..errors import ShapeError
@@ -326,7 +326,7 @@ def check_not_projected(keys: Any) -> None:
 
 def by_name(queries: Any, keys: Any, values: Any) -> dict[str, Any]:
     """New steps by their names; one object that is all three goes by the first, so that it is checked once."""
-    return dict(zip(INPUTS[:1] if queries is keys is values else INPUTS, (queries, keys, values)))
+    return {"queries": queries} if queries is keys is values else {"queries": queries, "keys": keys, "values": values}
 
 
 def check_steps(batch: int, steps: dict[str, Any]) -> None:

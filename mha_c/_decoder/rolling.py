@@ -6,7 +6,7 @@ One new step is a step of the core (`steps.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -72,11 +72,11 @@ class Layer(NamedTuple):
 
 
 def attend(
-    cache: KeyValueCache, inputs: Any, layer: Layer, counts: Counts, masks: tuple[Any, Any] = (None, None)
+    cache: KeyValueCache, inputs: Any, layer: Layer, counts: Counts, masks: Optional[tuple[Any, Any]] = None
 ) -> tuple[Array, Placed]:
     """(out, what its attention weights are computed from); the new rows go to their places in the cache.
 
-    masks   keep_mask and bias: a row for each new step, a column for each step
+    masks   keep_mask and bias, if there is one of them: a row for each new step, a column for each step
     """
     projections, w_v, num_heads, turn = layer
     heads, shared = num_heads if isinstance(num_heads, tuple) else (num_heads, num_heads)
@@ -93,7 +93,7 @@ def attend(
     for part in parts(cache, counts, q.shape[1]):
         of_part = q[:, part.queries], *(np.concatenate((x, y[:, part.new]), 1) for x, y in zip(there, (k, v)))
         q_part, k_part, v_part = (x.transpose(0, 2, 1, 3) for x in of_part)
-        keep, bias = (mask_of_steps(_rows(x, part.queries), part.steps) for x in masks)
+        keep, bias = (mask_of_steps(_rows(x, part.queries), part.steps) for x in masks or (None, None))
         visible = part.visible[:, None] if keep is None else part.visible[:, None] & keep
         options = core_options(q_part, k_part, None, keep_mask=visible, bias=bias)
         out = attention_forward(q_part, k_part, v_part, w_v, *options[:-1], False, False, False, None, None)[0]
@@ -110,8 +110,6 @@ def attend(
 
 def options_of_rows(cache: KeyValueCache, after: Counts, masks: tuple[Any, Any]) -> Any:
     """The core's options of a step, whose masks have a column for each step: see `_core.layer_step`."""
-    if masks[0] is masks[1] is None:
-        return None
     steps = cache._span.steps_of_rows(after)[:, : cache._rows(after)] if cache._span.rolls else None
     return (None, *(mask_of_steps(mask, steps) for mask in masks))
 

@@ -34,6 +34,7 @@ from .caches import (
 if TYPE_CHECKING:
     from .._types import Array, Causal
     from ..linear import State, States
+    from .caches import Weights
 
 
 def check_cache(cache: Any, training: bool) -> None:
@@ -54,6 +55,12 @@ class DecodingLayer(AttentionLayer):
         """The projections of keys and values: two, or one for both."""
         keys, values = self._roles[1:3]
         return (states.get(keys),) if keys == values else (states.get(keys), states.get(values))
+
+    def _weights_of_cache(self, plan: Plan) -> Weights:
+        """The numbers of W_k and W_v: one object for all steps of a plan, so that a cache knows it again."""
+        if plan.of_cache is None:
+            plan.of_cache = weights_of(*self._projecting(plan.states))
+        return plan.of_cache
 
     @refuses_at_the_call
     def new_cache(
@@ -124,21 +131,21 @@ class DecodingLayer(AttentionLayer):
         self._check_looks_back(given.causal)
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
         check_not_projected(keys)
+        arrays, as_tensor = to_arrays((queries, "queries"), (keys, "keys"), (values, "values"))
+        queries, keys, values = arrays
         named = by_name(queries, keys, values)
-        arrays, as_tensor = to_arrays(*[(x, name) for name, x in named.items()])
-        check_steps(cache.batch, dict(zip(named, arrays)))
-        of_one_type(arrays, *named)
-        queries, keys, values = inputs = tuple(arrays) if len(arrays) == 3 else (arrays[0],) * 3
+        check_steps(cache.batch, named)
+        of_one_type(arrays[: len(named)], *named)
         n_steps = queries.shape[1]
         counts = step_counts(given.valid_lens, cache.batch, n_steps)
         seen = self._seen_of_steps(given, cache, counts, n_steps)
 
         def check(plan: Plan) -> None:
-            cache._check(weights_of(*self._projecting(plan.states)), counts)
+            cache._check(self._weights_of_cache(plan), counts)
             explain_layer(queries, keys, values, None, *plan.in_core, 0.0, 0, False, None)
 
         def run(plan: Plan) -> Any:
-            weights = weights_of(*self._projecting(plan.states))
+            weights = self._weights_of_cache(plan)
             after = cache._check(weights, counts)
             projections, w_v, num_heads, _ = plan.in_core
             widths: Any = 0, 0  # not needed once the cache has rows
@@ -151,22 +158,23 @@ class DecodingLayer(AttentionLayer):
                 # An item without any step has no keys: it gets 0, not the mean of rows that do not count.
                 out, saved = layer_step(
                     queries, keys, values, lens, projections, w_v, num_heads, "zero", 0.0, 0, k_room, v_room,
-                    *cache._places(after, counts), turn, rolling.options_of_rows(cache, after, seen),
+                    *cache._places(after, counts), turn,
+                    seen if seen is None else rolling.options_of_rows(cache, after, seen),
                 )  # fmt: skip
                 saved = cache._placed(saved, after) if cache._span.rolls else saved
             else:
                 out, saved = rolling.attend(
-                    cache, inputs, rolling.Layer(projections, w_v, num_heads, turn), counts, seen
+                    cache, arrays, rolling.Layer(projections, w_v, num_heads, turn), counts, seen
                 )
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)
 
-        return self._with_plan(inputs, check, run)
+        return self._with_plan(arrays, check, run)
 
-    def _seen_of_steps(self, given: Given, cache: KeyValueCache, counts: Any, n_steps: int) -> tuple[Any, Any]:
-        """keep_mask and bias of a call with a cache, whose keys are all steps: the new ones too."""
+    def _seen_of_steps(self, given: Given, cache: KeyValueCache, counts: Any, n_steps: int) -> Any:
+        """keep_mask and bias, if one is given, of a call with a cache, whose keys are all steps: the new ones too."""
         if given.keep_mask is given.bias is None:
-            return None, None
+            return None
         sizes = cache.batch, n_steps, most(cache._steps + counts)
         return masks.of_layer(given.keep_mask, given.bias, sizes, self._num_heads if self._by_head else None)
 

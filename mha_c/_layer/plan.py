@@ -26,7 +26,8 @@ class Plan:
     """What a call needs of its layer, collected once; used until a parameter, the inputs' type or the instruction set
     changes."""
 
-    __slots__ = ("child", "dtype", "in_core", "isa", "parameters", "states")  # read faster than a NamedTuple's
+    # Read faster than a NamedTuple's.
+    __slots__ = ("child", "dtype", "in_core", "isa", "of_cache", "parameters", "states")
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Plan:
         self.in_core = in_core  # the projections of queries, keys, values, result; w_v; number of heads; empty_rows
         self.parameters = parameters  # has the current states
         self.child = child  # the inner layer, which shows the attention weights too
+        self.of_cache: Optional[tuple[Any, ...]] = None  # the numbers that project its rows, once a cache has asked
 
     def without(self, projections: Sequence[str]) -> Plan:
         """The plan of a call whose keys or values have been through W_k or W_v already."""
