@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LEAST, MOST = 64, 512  # queries of a part: its mask has so many times as many bytes as it has keys
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """Some new steps, and what they may see."""
 
     queries: slice
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     steps: Array  # (1 or B, K): of the keys
 
 
-def parts(cache: KeyValueCache, counts: Counts, n_new: int) -> Iterator[Part]:
+def parts(cache: KeyValueCache, counts: Counts, n_new: int) -> Iterator[Chunk]:
     """The parts of n new steps, of which `counts` count, behind those in the cache."""
     span, had = cache._span, np.reshape(cache._steps, (-1, 1))
     size = min(max(span.rows, LEAST), MOST)
@@ -45,7 +45,7 @@ def parts(cache: KeyValueCache, counts: Counts, n_new: int) -> Iterator[Part]:
         new = np.r_[: min(first_ones, last), max(first - (span.window or 0), min(first_ones, last)) : last]
         steps = np.where(new < np.reshape(counts, (-1, 1)), had + new, -1)
         keys = side_by_side(there, steps)
-        yield Part(slice(first, last), new, span.sees(had + np.arange(first, last), keys), keys)
+        yield Chunk(slice(first, last), new, span.sees(had + np.arange(first, last), keys), keys)
 
 
 def side_by_side(a: Array, b: Array) -> Array:

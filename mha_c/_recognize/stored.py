@@ -18,7 +18,7 @@ class Part(NamedTuple):
     ----------
     weight, bias : str
         Paths from the layer, such as "heads.0.key.weight"; bias is "" where there is none.
-    turned : bool
+    outputs_first : bool
         Whether it is stored as (outputs, inputs), as a Linear does; else (inputs, outputs), as in X @ W.
     rows : sequence of int, optional
         The outputs that belong to it; None: all.
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
     weight: str
     bias: str = ""
-    turned: bool = True
+    outputs_first: bool = True
     rows: Optional[Sequence[int]] = None
     columns: Optional[slice] = None
     axes: tuple[tuple[int, ...], ...] = ()
@@ -149,7 +149,7 @@ def shape_of(layer: Any, part: Part) -> tuple[int, int]:
     if part.axes:
         shape = stored.shape
         return tuple(math.prod(shape[axis] for axis in axes) for axes in part.axes)  # type: ignore
-    outputs, inputs = sizes if part.turned else sizes[::-1]
+    outputs, inputs = sizes if part.outputs_first else sizes[::-1]
     if len(stored.shape) == 1:
         outputs, inputs = 1, stored.shape[0]
     if part.columns is not None:
@@ -165,7 +165,7 @@ def stored_in(layer: Any, part: Part) -> Any:
     if part.axes:
         outputs, inputs = part.axes
         return stored.transpose(*outputs, *inputs).reshape(shape_of(layer, part))
-    return stored if part.turned else stored.T
+    return stored if part.outputs_first else stored.T
 
 
 def as_it_was(layer: Any, part: Part, stored: Any) -> Any:
@@ -174,7 +174,7 @@ def as_it_was(layer: Any, part: Part, stored: Any) -> Any:
         order = (*part.axes[0], *part.axes[1])
         sizes = [at(layer, part.weight).shape[axis] for axis in order]
         return stored.reshape(sizes).transpose(np.argsort(order))
-    return stored if part.turned else stored.T
+    return stored if part.outputs_first else stored.T
 
 
 def place(part: Part) -> Any:

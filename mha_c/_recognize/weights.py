@@ -224,18 +224,18 @@ class _Held:
 
     def _both_ways(self, parts: dict[str, tuple[Part, ...]]) -> list[dict[str, tuple[Part, ...]]]:
         """As they are; and with matrices that are not in a Linear as (outputs, inputs), where that may be."""
-        bare = [name for name, own in parts.items() if any(not part.turned for part in own)]
+        bare = [name for name, own in parts.items() if any(not part.outputs_first for part in own)]
         if any(hasattr(at(self.layer, p.weight.rpartition(".")[0]), "nf") for n in bare for p in parts[n]):
             bare = []
         deep = [name == "W_o" for name, own in parts.items() if any(part.axes for part in own)]
         into, out = PER_HEAD if False in deep else [()], _JOINING if True in deep else [()]
 
-        def so(part: Part, axes: Any, turned: bool) -> Part:
-            return part._replace(axes=axes) if part.axes else part._replace(turned=part.turned or turned)
+        def so(part: Part, axes: Any, first: bool) -> Part:
+            return part._replace(axes=axes) if part.axes else part._replace(outputs_first=part.outputs_first or first)
 
         return [
-            {name: tuple(so(part, axes[name == "W_o"], turned) for part in own) for name, own in parts.items()}
-            for *axes, turned in itertools.product(into, out, (False, True) if bare else (False,))
+            {name: tuple(so(part, axes[name == "W_o"], first) for part in own) for name, own in parts.items()}
+            for *axes, first in itertools.product(into, out, (False, True) if bare else (False,))
         ]
 
     # ---- additive scores --------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class _Held:
         if len(vectors) != 1:
             return []
         one = vectors[0].part
-        w_v = (one._replace(turned=one.turned != (vectors[0].shape[0] > 1 and vectors[0].shape[1] == 1)),)
+        w_v = (one._replace(outputs_first=one.outputs_first != (vectors[0].shape[0] > 1 and vectors[0].shape[1] == 1)),)
         others = [leaf for leaf in self.leaves if leaf is not vectors[0]]
         if len(others) == 1:
             return self._side_by_side(others[0], w_v)

@@ -12,7 +12,7 @@ from checks import same
 from children import python
 from mha_c import functional as F
 from mha_c.torch.distributed import join_sequence, split_sequence
-from mha_c.torch.distributed._sequence import LAYOUTS, Mask, Plan
+from mha_c.torch.distributed._sequence import LAYOUTS, Mask, Schedule
 from worlds import World
 
 SEED = 2**63 + 12345
@@ -149,7 +149,7 @@ def test_only_what_somebody_sees_is_sent(world, seed, name, layout):
     for rank, ((forward, _), pairs) in enumerate(results):
         options = {name: np.array(value) for name, value in TRAFFIC[name].items() if name == "valid_lens"}
         left, right = TRAFFIC[name].get("window", (-1, 0 if name == "causal" else -1))
-        plan = Plan(n, 48, 48, layout, Mask(left, right, options.get("valid_lens")))
+        plan = Schedule(n, 48, 48, layout, Mask(left, right, options.get("valid_lens")))
         assert forward == plan.sent(rank) * per_key
         assert pairs[0] == pairs[1] == sum(
             plan.mask.sees(queries, travel.part)
@@ -186,7 +186,7 @@ def test_every_part_reaches_everybody_who_sees_it(n, layout, seed):
         lens = [None, rng.integers(-2, 45, 2), rng.integers(-2, 45, (2, n_queries))][rng.integers(3)]
         left, right = rng.integers(-1, 12, 2) if rng.integers(2) else (-1, rng.integers(-1, 1))
         mask = Mask(int(left), int(right), lens)
-        plan = Plan(n, int(n_queries), int(n_keys), layout, mask)
+        plan = Schedule(n, int(n_queries), int(n_keys), layout, mask)
         seen = np.zeros((n_queries, n_keys), bool)
         i, j = np.arange(n_queries)[:, None], np.arange(n_keys)
         for item in range(2):

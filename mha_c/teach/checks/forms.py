@@ -56,7 +56,7 @@ class Way(NamedTuple):
     """One way to give a student the same numbers."""
 
     tensors: bool  # torch's tensors; else NumPy's arrays of float64
-    turned: bool = False  # weights that are arguments are (outputs, inputs)
+    outputs_first: bool = False  # weights that are arguments are (outputs, inputs)
     column: bool = False  # w_v is a matrix
     layout: str = "batch"
     weights: int = 0  # which of the ways to read a layer's weights

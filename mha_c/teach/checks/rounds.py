@@ -410,7 +410,7 @@ def _types(student: Student) -> list[bool]:
 
 
 def _turns(student: Student) -> tuple[list[bool], list[bool]]:
-    """Whether weights that are arguments are turned, and whether w_v is a matrix."""
+    """Whether weights that are arguments are (outputs, inputs), and whether w_v is a matrix."""
     as_arguments = student.kind in WEIGHTS and not student.has_weights
     both = [False, True]
     return both[: 1 + as_arguments], both[: 1 + (as_arguments and student.kind == "additive")]

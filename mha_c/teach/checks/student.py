@@ -438,10 +438,10 @@ def _typed(x: Any, role: str, way: Way) -> Any:
     """A probe's input in the student's type."""
     if not isinstance(x, np.ndarray):
         return x
-    if way.turned and role.startswith("W_"):
+    if way.outputs_first and role.startswith("W_"):
         x = x.T
     if way.column and role == "w_v":
-        x = x[None] if way.turned else x[:, None]
+        x = x[None] if way.outputs_first else x[:, None]
     if not way.tensors:
         return x.copy()
     torch: Any = sys.modules.get("torch")

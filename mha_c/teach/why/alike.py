@@ -38,8 +38,8 @@ def _in_order(x: Any) -> Any:
 def is_arranged(x: Any, heads: Any) -> bool:
     """Whether an array holds (batch, heads, steps, features) in another order of axes, or some of them as one."""
     for axes in itertools.permutations(range(heads.ndim)):
-        turned = heads.transpose(axes)
-        if _merges(turned.shape, x.shape) and np.allclose(turned.reshape(x.shape), x, _NEAR, _NEAR):
+        transposed = heads.transpose(axes)
+        if _merges(transposed.shape, x.shape) and np.allclose(transposed.reshape(x.shape), x, _NEAR, _NEAR):
             return True
     return False
 

@@ -222,7 +222,7 @@ def _ranges(node: Any, names: Names) -> Iterator[Edit]:
 
 
 def _interleaved(node: Any, _: Names) -> Iterator[Edit]:
-    """(head_dim, heads), turned, as (heads, head_dim)."""
+    """(head_dim, heads), transposed, as (heads, head_dim)."""
     if not (isinstance(node, ast.Call) and _called(node) in ("transpose", "permute") and _is_method(node)):
         return
     func: Any = node.func
@@ -367,7 +367,7 @@ def _normalised(node: Any, _: Names) -> Iterator[Edit]:
 
 
 def _turned(node: Any, _: Names) -> Iterator[Edit]:
-    """A matrix turned, or not."""
+    """A matrix transposed, or not."""
     if isinstance(node, ast.Attribute) and node.attr == "T":
         yield _edit(node, ast.unparse(node.value))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):

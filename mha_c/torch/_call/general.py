@@ -222,7 +222,7 @@ def kept(
 ) -> Tensor:  # fmt: skip
     """Attention on heads, by one call; `inner` keeps it.  The arguments are those of `attend` and of `last_of`.
 
-    seen     the `decoding.Seen` of a call with a cache
+    seen     the `decoding.StepKeys` of a call with a cache
     visible  of `visible_to_exporters`
     """
     if seen is not None and seen.steps is not None:  # rows are used again, so that the weights cannot wait

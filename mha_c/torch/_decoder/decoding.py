@@ -153,7 +153,7 @@ def order_of_tensors(index: Any, batch: int, unseen: bool) -> Tensor:
     return torch.from_numpy(order)
 
 
-class Seen(NamedTuple):
+class StepKeys(NamedTuple):
     """What new steps attend to."""
 
     keys: Tensor  # (B, K, features)
@@ -261,7 +261,7 @@ class Steps(NamedTuple):
         cache._keep(held, after)
         return torch.from_numpy(out), OfSteps(kept)
 
-    def appended(self, keys: Tensor, values: Tensor) -> Seen:
+    def appended(self, keys: Tensor, values: Tensor) -> StepKeys:
         """Append projected rows; returns the keys and values of all steps so far, and how many each query sees."""
         cache, counts, held = self.cache, self.counts, Held.by(self.module)
         span, after = cache._span, cache._check(held, counts)
@@ -280,7 +280,7 @@ class Steps(NamedTuple):
         if there is not None:
             keep_mask, bias = self._masks_of(steps)
             keep_mask = visible if keep_mask is None else visible & keep_mask
-            return Seen(k, v, None, (keep_mask, bias), steps, caches.most(after))
+            return StepKeys(k, v, None, (keep_mask, bias), steps, caches.most(after))
         rooms: Any = cache._keys, cache._values
         if isinstance(rooms[0], np.ndarray):  # copies: a cache that is cleared writes there again
             counted = (np.arange(n_rows) < cache._full(after)[:, None])[..., None]  # the other rows were never written
@@ -290,7 +290,7 @@ class Steps(NamedTuple):
         k, v = (x[:, :n_rows] for x in rooms)
         of_rows = span.steps_of_rows(after)[:, :n_rows] if span.rolls else None
         lens, masks = None if seen is None else torch.from_numpy(seen), self._masks_of(of_rows)
-        return Seen(k, v, lens, masks, of_rows, caches.most(after))
+        return StepKeys(k, v, lens, masks, of_rows, caches.most(after))
 
 
 def _row(mask: Tensor, i: int) -> Tensor:

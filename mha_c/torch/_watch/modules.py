@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .._heads import AttendsHeads
 from .._module import AttentionModule
 from ..layers import OF_BOOK
-from .operands import Operands, Weights, versions_of
+from .operands import ModelWeights, Operands, versions_of
 
 BOOK_NAMES = frozenset(kind.__name__ for kind in OF_BOOK)
 OURS = (AttentionModule, AttendsHeads)
@@ -35,7 +35,7 @@ def _all_classes() -> set[type[nn.Module]]:
     return met
 
 
-def made_of(module: Any, batch: Optional[int] = None) -> Optional[Union[Operands, Weights]]:
+def made_of(module: Any, batch: Optional[int] = None) -> Optional[Union[Operands, ModelWeights]]:
     """What determines the weights of the module's last call, of so many items; None where it has kept none."""
     if isinstance(module, OURS):
         return _of_ours(module)
@@ -52,7 +52,7 @@ def made_of(module: Any, batch: Optional[int] = None) -> Optional[Union[Operands
     return _with_heads(found, heads)
 
 
-def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operands, Weights]]:
+def _of_ours(module: Any, heads: Optional[int] = None) -> Optional[Union[Operands, ModelWeights]]:
     inner: Any = module._inner() if isinstance(module, AttentionModule) else module
     if module._last is not None:  # its own
         inner = module
@@ -80,7 +80,7 @@ def _heads(module: Any) -> Optional[int]:
     return heads if isinstance(heads, int) and many else None
 
 
-def _with_heads(weights: Any, heads: Optional[int]) -> Optional[Weights]:
+def _with_heads(weights: Any, heads: Optional[int]) -> Optional[ModelWeights]:
     if not isinstance(weights, Tensor) or weights.dim() not in (3, 4) or not weights.is_floating_point():
         return None
     weights = weights.detach()
@@ -88,4 +88,4 @@ def _with_heads(weights: Any, heads: Optional[int]) -> Optional[Weights]:
         if heads and weights.shape[0] % heads:
             return None
         weights = weights[:, None] if not heads else weights.unflatten(0, (-1, heads))
-    return Weights(torch.as_tensor(weights))
+    return ModelWeights(torch.as_tensor(weights))

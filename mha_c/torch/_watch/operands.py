@@ -61,7 +61,7 @@ class Operands(NamedTuple):
         return Scores.of(q, k, w_v, core_options(q, k, lens, keep_mask=keep_mask, bias=bias, **options))
 
 
-class Weights(NamedTuple):
+class ModelWeights(NamedTuple):
     """Weights that the model has computed itself, (B, H, Q, K)."""
 
     weights: Tensor

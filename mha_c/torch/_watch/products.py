@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 from torch import Tensor, nn
 
 from .._tensors import recorded_or_transformed
-from .operands import Weights, copied
+from .operands import ModelWeights, copied
 
 _PRODUCTS = frozenset(
     ("matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "einsum", "baddbmm", "addbmm", "mv", "linear")
@@ -28,7 +28,7 @@ _PASSING = frozenset(
 )
 
 
-class Part(NamedTuple):
+class Meaning(NamedTuple):
     """What a tensor is.
 
     what     "features" of a tanh, which may become additive scores; "scores"; "weights"; "mixed": weights times values,
@@ -46,13 +46,13 @@ class Products:
     """The parts that tensors play while somebody watches, in one thread."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, tuple[Any, Part]] = {}
+        self._parts: dict[int, tuple[Any, Meaning]] = {}
 
-    def _part(self, x: Any) -> Optional[Part]:
+    def _part(self, x: Any) -> Optional[Meaning]:
         found = self._parts.get(id(x))
         return found[1] if found is not None and found[0]() is x else None
 
-    def _put(self, x: Any, part: Part) -> None:
+    def _put(self, x: Any, part: Meaning) -> None:
         if isinstance(x, Tensor):
             key, parts = id(x), self._parts
 
@@ -62,7 +62,7 @@ class Products:
 
             parts[key] = weakref.ref(x, forget), part
 
-    def saw(self, function: Any, args: Any, kwargs: Any, out: Any) -> Optional[tuple[Weights, Optional[Tensor]]]:
+    def saw(self, function: Any, args: Any, kwargs: Any, out: Any) -> Optional[tuple[ModelWeights, Optional[Tensor]]]:
         """Note a call; (weights, mask) where it was weights that met their values."""
         name = getattr(function, "__name__", "")
         if name in _PASSING:
@@ -74,15 +74,15 @@ class Products:
             return self._product(name, given, parts, known, out)
         if known is None:
             if name == "tanh":
-                self._follow(Part("features"), out)
+                self._follow(Meaning("features"), out)
             return None
         if known.what == "features":
-            self._follow(Part("scores") if name in _SUMS else known, out)
+            self._follow(Meaning("scores") if name in _SUMS else known, out)
             return None
         if name in _SOFTMAX and known.what == "scores":
             if isinstance(out, Tensor) and not recorded_or_transformed():
                 axis = args[1] if len(args) > 1 else (kwargs or {}).get("dim", -1)
-                self._put(out, Part("weights", known.mask, _Shown(out, axis)))
+                self._put(out, Meaning("weights", known.mask, _Shown(out, axis)))
             return None
         if known.what == "mixed":
             if name in _SUMS:
@@ -102,35 +102,35 @@ class Products:
         return None
 
     def _product(
-        self, name: str, given: list[Tensor], parts: list[Optional[Part]], known: Optional[Part], out: Any
-    ) -> Optional[tuple[Weights, Optional[Tensor]]]:  # fmt: skip
+        self, name: str, given: list[Tensor], parts: list[Optional[Meaning]], known: Optional[Meaning], out: Any
+    ) -> Optional[tuple[ModelWeights, Optional[Tensor]]]:  # fmt: skip
         if known is not None and known.what == "weights" and len(given) > 1:
             known.shown.meets(given[parts.index(known)])
             return _noted(known)
         vector = any(isinstance(x, nn.Parameter) and (x.dim() == 1 or x.shape[-1] == 1) for x in given[1:])
         if vector and name != "linear":  # one number for each pair: an additive score
-            self._follow(Part("scores"), out)
+            self._follow(Meaning("scores"), out)
             return None
         if name == "linear":
             if isinstance(out, Tensor) and out.shape[-1:] == (1,):
-                self._put(out, Part("scores"))
+                self._put(out, Meaning("scores"))
             elif known is not None and known.what == "scores" and given and given[0].dim() > 3:  # heads are mixed
                 self._follow(known, out)
             return None
         results = [x for x in given if not isinstance(x, nn.Parameter)]
         if len(results) > 1 and isinstance(out, Tensor) and out.dim() > 1:
             mask = given[0] if name in ("baddbmm", "addbmm") and given[0].numel() > 1 else None
-            self._put(out, Part("scores", mask))
+            self._put(out, Meaning("scores", mask))
         return None
 
-    def _masked(self, known: Part, name: str, given: list[Tensor], parts: list[Optional[Part]]) -> Part:
+    def _masked(self, known: Meaning, name: str, given: list[Tensor], parts: list[Optional[Meaning]]) -> Meaning:
         """The part of scores that a mask was put on."""
         if known.what != "scores" or known.mask is not None:
             return known
         others = [x for x, part in zip(given, parts) if part is None and x.dim() > 1 and x.numel() > 1]
         return known._replace(mask=others[0]) if others and name in _ADDING | _HIDING else known
 
-    def _follow(self, part: Part, out: Any) -> None:
+    def _follow(self, part: Meaning, out: Any) -> None:
         for x in _tensors((out,)):
             if x.is_floating_point():
                 self._put(x, part)
@@ -158,7 +158,7 @@ class _Shown:
             self.shape = (self.shape[0], 1, self.shape[1])
 
 
-def _noted(part: Part) -> Optional[tuple[Weights, Optional[Tensor]]]:
+def _noted(part: Meaning) -> Optional[tuple[ModelWeights, Optional[Tensor]]]:
     shown = part.shown
     if shown.noted:  # weights that meet others later, as in a rollout
         return None
@@ -168,7 +168,7 @@ def _noted(part: Part) -> Optional[tuple[Weights, Optional[Tensor]]]:
         weights = weights[:, None] if weights.dim() == 3 else weights[None]
     if weights.dim() > 4:
         weights = weights.flatten(0, -4)
-    return Weights(weights), part.mask
+    return ModelWeights(weights), part.mask
 
 
 def _tensors(found: Any) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..._arguments import scalars
 from ..._recognize import THREE_LINES
 from ..._summary import NOTHING_SEEN, summarize
-from .operands import Operands, Weights
+from .operands import ModelWeights, Operands
 
 if TYPE_CHECKING:
     from ...viz.page import Page
@@ -37,7 +37,7 @@ class Call:
         The lengths of the call.
     """
 
-    def __init__(self, name: str, kind: str, made_of: Union[Operands, Weights], causal: Any, mask: Any) -> None:
+    def __init__(self, name: str, kind: str, made_of: Union[Operands, ModelWeights], causal: Any, mask: Any) -> None:
         self.name, self.kind, self.causal, self.mask = name, kind, causal, mask
         self.batch, self.heads, self.queries, self.keys = made_of.shape
         self.key_heads, self.valid_lens = self.heads, None

@@ -18,31 +18,31 @@ from torch import Tensor
 
 from ..._core import attention_backward, attention_forward
 from ._group import Ranks, talking
-from ._sequence import Part, Plan, Travel
+from ._sequence import Schedule, Stretch, Travel
 
 NAME = "ring_attention"  # in errors
 _KEYS, _GRADS, _HOME = 1, 2, 3  # one tag for each kind of message
 
 
-class Call(NamedTuple):
+class RingCall(NamedTuple):
     """The arguments of the core for every pair of parts."""
 
-    plan: Plan
+    schedule: Schedule
     ranks: Ranks
     scale: Optional[float]
     dropout: float
     seed: int
 
-    def options(self, queries: Part, keys: Part, *asked: bool) -> tuple[Any, ...]:
+    def options(self, queries: Stretch, keys: Stretch, *asked: bool) -> tuple[Any, ...]:
         """Arguments of the core's functions from valid_lens on: the lengths of these queries, the flags `asked`, and
         the positions of both parts in the whole sequence, on which masks and dropout depend."""
-        mask, lens = self.plan.mask, self.plan.mask.lens_of(queries)
+        mask, lens = self.schedule.mask, self.schedule.mask.lens_of(queries)
         options = mask.left, mask.right, self.scale, self.dropout, self.seed, "zero"
         return lens, None, None, None, *options, *asked, (0, 0, queries.start, keys.start)
 
-    def own(self) -> tuple[Part, ...]:
+    def own(self) -> tuple[Stretch, ...]:
         """The parts of this rank's queries."""
-        return self.plan.queries[self.ranks.rank]
+        return self.schedule.queries[self.ranks.rank]
 
 
 # --- Messages -------------------------------------------------------------------------------------------
@@ -60,13 +60,13 @@ class Met(NamedTuple):
 class Ring:
     """The messages of one call, about keys and values like these; it waits for one only when that is needed."""
 
-    def __init__(self, call: Call, k: Tensor, v: Tensor) -> None:
-        self._plan, self._ranks, self._k, self._v = call.plan, call.ranks, k, v
+    def __init__(self, call: RingCall, k: Tensor, v: Tensor) -> None:
+        self._schedule, self._ranks, self._k, self._v = call.schedule, call.ranks, k, v
 
     def parts(self, hop: int) -> list[Met]:
         """Zeros for each part that is here after `hop` steps (0: this rank's own)."""
         found = []
-        for travel in self._plan.travelling(self._ranks.neighbor(-hop), hop):
+        for travel in self._schedule.travelling(self._ranks.neighbor(-hop), hop):
             shapes = [(*x.shape[:2], travel.part.size, x.shape[3]) for x in (self._k, self._v)]
             message = self._k.new_zeros(sum(map(math.prod, shapes)))
             k, v = (x.view(shape) for x, shape in zip(message.split([*map(math.prod, shapes)]), shapes))
@@ -79,14 +79,14 @@ class Ring:
         for each in met:
             each.k.copy_(self._k[:, :, each.travel.part.rows])
             each.v.copy_(self._v[:, :, each.travel.part.rows])
-        for hop in range(self._plan.rounds):
+        for hop in range(self._schedule.rounds):
             coming = self.parts(hop + 1)
             works = self.start(dist.irecv, coming, -1, _KEYS)
             works += self.start(dist.isend, [each for each in met if each.travel.hops > hop], 1, _KEYS)
             yield hop, met
             self.wait(works)
             met = coming
-        yield self._plan.rounds, met
+        yield self._schedule.rounds, met
 
     def start(self, function: Any, parts: Sequence[Met], steps: int, tag: int) -> list[Any]:
         """Start isend or irecv of these parts, to or from the rank that is `steps` further on."""
@@ -130,14 +130,14 @@ class Joined:
         self.out.mul_((old / divisor)[..., None]).addcmul_(out, (more / divisor)[..., None])
 
 
-def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward(call: RingCall, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(out, row_max, row_sum) of this rank's queries over the keys of all ranks."""
     results = q.new_zeros(*q.shape[:3], v.shape[-1]), q.new_zeros(q.shape[:3]), q.new_zeros(q.shape[:3])
     joined = {part: Joined(*[x[:, :, part.rows] for x in results]) for part in call.own()}
     for _, met in Ring(call, k, v).rounds():
         for (keys, _), part_k, part_v, _ in met:
             for part in joined:
-                if call.plan.mask.sees(part, keys):
+                if call.schedule.mask.sees(part, keys):
                     found, _, _, statistics = attention_forward(
                         q[:, :, part.rows], part_k, part_v, None, *call.options(part, keys, False, False, True)
                     )
@@ -149,7 +149,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor
 
 
 def backward(
-    call: Call, grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor
+    call: RingCall, grad_out: Tensor, out: Tensor, row_max: Tensor, row_sum: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of this rank's queries, keys and values.
 
@@ -161,7 +161,7 @@ def backward(
         """Add to grad_q; returns the gradients of the keys and values, from each part of the queries that sees them."""
         found = []
         for part in call.own():
-            if not call.plan.mask.sees(part, met.travel.part):
+            if not call.schedule.mask.sees(part, met.travel.part):
                 continue
             rows = part.rows
             statistics = row_max[:, :, rows].contiguous(), row_sum[:, :, rows].contiguous()

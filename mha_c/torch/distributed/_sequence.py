@@ -22,7 +22,7 @@ from .._twins import twin
 LAYOUTS = ("contiguous", "zigzag")
 
 
-class Part(NamedTuple):
+class Stretch(NamedTuple):
     """Positions start .. stop - 1 of the sequence; in their rank's piece they begin at row `offset`."""
 
     start: int
@@ -49,12 +49,12 @@ class Mask(NamedTuple):
     right: int = -1
     lens: Any = None
 
-    def lens_of(self, queries: Part) -> Any:
+    def lens_of(self, queries: Stretch) -> Any:
         """The lengths of these queries."""
         per_query = self.lens is not None and self.lens.ndim == 2
         return self.lens[:, queries.start : queries.stop] if per_query else self.lens
 
-    def sees(self, queries: Part, keys: Part) -> bool:
+    def sees(self, queries: Stretch, keys: Stretch) -> bool:
         """Whether one of these queries sees one of these keys in some item."""
         lens = self.lens_of(queries)
         last = keys.stop if lens is None else min(keys.stop, int(lens.max(initial=0)))
@@ -63,7 +63,7 @@ class Mask(NamedTuple):
         return keys.start < last and first_query < last_query
 
 
-def parts_of(length: int, rank: int, world_size: int, layout: str) -> tuple[Part, ...]:
+def parts_of(length: int, rank: int, world_size: int, layout: str) -> tuple[Stretch, ...]:
     """The parts of a sequence that `rank` holds.  Of n parts the first length % n are longer by one."""
     n_parts = world_size if layout == "contiguous" else 2 * world_size
     numbers = (rank,) if layout == "contiguous" else (rank, n_parts - 1 - rank)
@@ -72,7 +72,7 @@ def parts_of(length: int, rank: int, world_size: int, layout: str) -> tuple[Part
     for number in numbers:
         start = number * size + min(number, longer)
         stop = start + size + (number < longer)
-        parts.append(Part(start, stop, offset))
+        parts.append(Stretch(start, stop, offset))
         offset += stop - start
     return tuple(parts)
 
@@ -176,11 +176,11 @@ def _axis(x: Tensor, name: str, dim: int) -> int:
 class Travel(NamedTuple):
     """A part of the keys, and how many steps it travels around the ring."""
 
-    part: Part
+    part: Stretch
     hops: int
 
 
-class Plan:
+class Schedule:
     """All facts of a call that follow from sizes and masks: the parts of each rank and how far they travel."""
 
     def __init__(self, world_size: int, n_queries: int, n_keys: int, layout: str, mask: Mask) -> None:
@@ -193,7 +193,7 @@ class Plan:
         ]
         self.rounds = max((travel.hops for piece in self.keys for travel in piece), default=0)
 
-    def _hops(self, owner: int, part: Part) -> int:
+    def _hops(self, owner: int, part: Stretch) -> int:
         """The steps to the last rank that needs the part."""
         others = range(1, self.world_size)
         sees = [any(self.mask.sees(queries, part) for queries in piece) for piece in self.queries]

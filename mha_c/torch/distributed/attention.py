@@ -23,7 +23,7 @@ from .._private import on_cpu
 from .._tensors import HALVES, check_inputs, refuse_transforms
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of
-from ._sequence import LAYOUTS, Mask, Part, Plan, parts_of, piece_length
+from ._sequence import LAYOUTS, Mask, Schedule, Stretch, parts_of, piece_length
 
 
 @refuses_at_the_call
@@ -142,8 +142,8 @@ def ring_traffic(
     left, right = (-1, -1) if window is None else core_window(window)
     mask = Mask(left, 0 if _causal(causal) else right, _whole_lengths(valid_lens))
     size = scalars.whole(world_size, "world_size")
-    plan = Plan(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
-    return [plan.sent(rank) for rank in range(size)]
+    schedule = Schedule(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
+    return [schedule.sent(rank) for rank in range(size)]
 
 
 class _Arguments:
@@ -215,8 +215,8 @@ class _Arguments:
         mask = Mask(left, 0 if self.causal else right, lens)
         if self.empty_rows == "uniform" and lens is not None and bool((lens <= 0).any()):
             q, mask = _uniform(q, mask, parts_of(n_queries, ranks.rank, ranks.size, self.layout), n_keys)
-        plan = Plan(ranks.size, n_queries, n_keys, self.layout, mask)
-        call = _ring.Call(plan, ranks, self.scale, self.dropout, self.seed)
+        schedule = Schedule(ranks.size, n_queries, n_keys, self.layout, mask)
+        call = _ring.RingCall(schedule, ranks, self.scale, self.dropout, self.seed)
         computed = (x.float() if x.dtype in HALVES else x for x in (q, k, v))
         return RingFunction.apply(call, *computed).to(q.dtype)
 
@@ -225,7 +225,7 @@ class RingFunction(Function):
     """RingFunction.apply(call, q, k, v) -> out: forward once around the ring, and once more in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, call: _ring.Call, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, call: _ring.RingCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out, row_max, row_sum = _ring.forward(call, q, k, v)
         ctx.save_for_backward(q, k, v, out, row_max, row_sum)
         ctx.call = call
@@ -261,7 +261,7 @@ def _whole_lengths(valid_lens: Any, batch: Optional[int] = None) -> Any:
     return np.clip(lens, -1, 2**62)
 
 
-def _uniform(q: Tensor, mask: Mask, parts: Sequence[Part], n_keys: int) -> tuple[Tensor, Mask]:
+def _uniform(q: Tensor, mask: Mask, parts: Sequence[Stretch], n_keys: int) -> tuple[Tensor, Mask]:
     """Replace queries of length <= 0 by queries with equal scores for all keys, which get the mean of all values."""
     lens = mask.lens[:, None] if mask.lens.ndim == 1 else np.concatenate([mask.lens_of(part) for part in parts], axis=1)
     rows = torch.from_numpy(lens <= 0)[:, None, :, None]
