@@ -2,7 +2,7 @@
 
 A test program is linked with all of csrc/ but csrc/python/, has tests/c and csrc on its include path, goes through
 every instruction set of the CPU by itself, prints what failed and exits with 0 or not.  Given the argument
-`quick` (under emulation and sanitizers) it leaves out what takes more than a second or two natively.
+`quick` (by day, and under emulation and sanitizers) it leaves out what takes more than a second or two natively.
 A line ` * build: ...` in its head adds words to the link; sources of csrc/ among them are compiled anew with these
 words and take the place of the core's own.  ` * nightly: ...` has its arguments in `make nightly`;
 ` * not emulated: why` skips it under qemu; ` * leaks not counted: why` turns the search for leaks at its exit off.
@@ -35,7 +35,7 @@ FLAGS += ["-Wall", "-Wextra"]
 # access would double the time that the compiler takes for the widest kernels.
 ASKED_ONCE = ["-fno-sanitize=null,object-size"]
 BUILDS = {
-    "native": (["cc"], ["-O3"], [], []),
+    "native": (["cc"], ["-O3"], [], [] if needs.NIGHTLY else ["quick"]),
     "sanitized": (
         ["cc"],
         ["-O1", "-g1", "-DMHA_DEBUG", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", *ASKED_ONCE],
