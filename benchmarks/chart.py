@@ -1,13 +1,13 @@
-"""The README's chart, the tables of benchmarks/README.md and a chart, from the JSON files of bench.py and training.py.
+"""The README's chart, the tables of benchmarks/README.md and a chart, from the JSON files of the benchmarks.
 
-    python benchmarks/chart.py build/bench.json build/training.json
+    python benchmarks/chart.py build/bench.json build/training.json          # of one thread
+    python benchmarks/chart.py --readers build/readers.json                  # of readers.py: with a reader's threads
     python benchmarks/chart.py               # tables and the README's chart again, from benchmarks/measured
 
 What was measured on a processor stays in measured/<processor>.json and docs/benchmark-<processor>.svg until it is
-measured again; "encoder" in it is what `mha_c.d2l.compare` printed for the encoder of d2l 1.0's translation, written by
-hand.  The tables, which replace what stands between the two `measured` comments of the page, have a column a processor,
-headed by the date and commit of its figures: one processor's do not stand for another's, nor those of one commit for
-another's.
+measured again.  The tables, which replace what stands between the two `measured` comments of the page, have a column a
+processor, headed by the date and commit of its figures: one processor's do not stand for another's, nor those of one
+commit for another's.  The README's chart is of the processors whose readers' figures are there.
 """
 
 import datetime
@@ -41,12 +41,10 @@ LEGEND = {
 
 IN_TABLE = ("M1", "M3", "M5", "M6", "M7", "M10", "A2", "A3", "S512d64c", "S2048d64", "S37d64")
 IN_TRAINING = ("M5", "M7", "M14", "A2", "A3", "S128p")
-IN_README = {  # (kind, case), and what it is to somebody who knows the book
-    ("encoder", "forward"): "torch: whole encoder\nof d2l 1.0",
-    ("encoder", "training"): "torch: the same,\nin training",
-    ("evaluation", "M7"): "one layer, NumPy beside torch:\nd2l 1.0's Transformer",
-    ("evaluation", "M5"): "one layer, NumPy beside torch:\nfirst edition's Transformer",
-    ("evaluation", "M1"): "one layer, NumPy beside torch:\nthe first example",
+IN_README = {  # the shape of an encoder of readers.py, and what it is to somebody who knows the book
+    "d2l 0.17.6, 32, 4, 64, 2, 64, 10": "first edition's translation",
+    "d2l 1.0.3, 256, 4, 64, 2, 128, 9": "d2l 1.0's translation",
+    "d2l 1.0.3, 256, 8, 512, 4, 32, 64": "four larger blocks, 64 tokens",
 }
 INKED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
 UNDATED = {"Date": None}  # the same bytes for the same figures
@@ -75,13 +73,17 @@ def stem(name):
     return name.lower().replace(" ", "-")
 
 
-def summary(report, training):
-    """What the README shows of one run."""
-    machine = report["machine"]
+def of_run(machine):
+    """What and when was measured."""
     said = ", ".join(machine[key] for key in ("processor", "isa", "system"))
     versions = f"Python {machine['python']}, NumPy {machine['numpy']}, torch {machine['torch']}"
     commit = git("rev-parse", "HEAD")[:7]
-    found = {"machine": f"{said}; {versions}", "date": f"{datetime.date.today()}", "commit": commit}
+    return {"machine": f"{said}; {versions}", "date": f"{datetime.date.today()}", "commit": commit}
+
+
+def summary(report, training):
+    """What the tables show of one run."""
+    found = of_run(report["machine"])
     for name, cases, results in (("evaluation", IN_TABLE, report), ("training", IN_TRAINING, training)):
         found[name] = {
             result["case"]: {
@@ -92,6 +94,19 @@ def summary(report, training):
             }
             for result in results["results"]
             if result["case"] in cases
+        }
+    return found
+
+
+def readers_summary(report):
+    """{"reader", "one"}: {shape: (evaluation, training)}: how many times as fast whole encoders are."""
+    found = {**of_run(report["machine"]), "threads": report["machine"]["threads"]}
+    for threads in ("reader", "one"):
+        found[threads] = {
+            ", ".join(map(str, row["shape"])): [
+                round(row["ratios"][what][f"patched, {threads}"], 2) for what in ("eval", "step")
+            ]
+            for row in report["results"]
         }
     return found
 
@@ -118,11 +133,27 @@ def table(known, kind, cases):
 
 
 def for_benchmarks(known):
+    with_readers = {name: facts["readers"] for name, facts in known.items() if "readers" in facts}
+    for name, readers in with_readers.items():
+        yield from readers_table(name, readers)
+    known = {name: facts for name, facts in known.items() if "evaluation" in facts}
     for kind, cases in (("evaluation", IN_TABLE), ("training", IN_TRAINING)):
         facts = {case: x for each in reversed(known.values()) for case, x in each[kind].items()}
         wanted = {case: f"{words({'case': case, **facts[case]})} ({case})" for case in cases if case in facts}
         yield from table(known, kind, wanted)
-    yield from (f"{name}: {facts['machine']}.  " for name, facts in known.items())
+    yield from (f"{name}: {facts['machine']}.  " for name, facts in {**with_readers, **known}.items())
+
+
+def readers_table(name, facts):
+    """Whole encoders: with the reader's threads, and with one."""
+    columns = f"{facts['threads']} threads", "in training", "one thread", "in training"
+    yield f"| whole encoder in torch, {heading(name, facts)} |" + "".join(f" {x} |" for x in columns)
+    yield "|---|" + "---:|" * len(columns)
+    for shape in facts["reader"]:
+        d2l, hiddens, heads, ffn, layers, batch, steps = shape.split(", ")
+        model = f"{d2l}: {layers} blocks, {hiddens} hidden, {heads} heads, {ffn} between; {batch} x {steps} tokens"
+        yield f"| {model} |" + "".join(f" {x:.2f} x |" for x in (*facts["reader"][shape], *facts["one"][shape]))
+    yield ""
 
 
 def put_into(page, lines):
@@ -136,17 +167,23 @@ def microseconds(time):
     return f"{time:.1f} us" if time < 100 else f"{time:.0f} us" if time < 1e4 else f"{time / 1e3:.1f} ms"
 
 
+def keep(machine, found):
+    """Adds what was found on this processor to what is known of it; returns its name."""
+    name = known_as(machine["processor"])
+    file = MEASURED / f"{stem(name)}.json"
+    before = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps({**before, **found}, indent=1) + "\n")
+    return name
+
+
 def main(*sources):
-    if sources:
+    if sources[:1] == ("--readers",):
+        report = json.loads(Path(sources[1]).read_text())
+        keep(report["machine"], {"readers": readers_summary(report)})
+    elif sources:
         report, training = (json.loads(Path(source).read_text()) for source in sources)
         results, machine = report["results"], report["machine"]
-        name = known_as(machine["processor"])
-        file = MEASURED / f"{stem(name)}.json"
-        before = json.loads(file.read_text()) if file.exists() else {}
-        found = summary(report, training)
-        if "encoder" in before:
-            found["encoder"] = before["encoder"]
-        file.write_text(json.dumps(found, indent=1) + "\n")
+        name = keep(machine, summary(report, training))
         said = f"{machine['processor']}, {machine['isa']}, torch {machine['torch'].split()[0]}"
         bars = [(result["case"], words(result), result["ratio_min"]) for result in results]
         chart(bars, machine["threads"], said).savefig(ROOT / "docs" / f"benchmark-{stem(name)}.svg", metadata=UNDATED)
@@ -160,29 +197,28 @@ def main(*sources):
 
 
 def readme_chart(known):
-    """How many times faster, a bar a processor; what was not measured has none."""
+    """How many times as fast whole encoders are: with the threads that a reader has, and with one."""
     matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 11.5})
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.add_subplot(facecolor="none")
-    height = 0.8 / len(known)
-    for i, facts in enumerate(known.values()):
-        for j, (kind, case) in enumerate(IN_README):
-            found = facts.get(kind, {}).get(case)
-            if found is None:
-                continue
-            ratio = found if kind == "encoder" else found["times_faster"]
-            at = j + (i - (len(known) - 1) / 2) * height
+    bars, rows = {}, [f"{words}{more}" for words in IN_README.values() for more in ("", ",\nin training")]
+    for name, facts in ((name, facts["readers"]) for name, facts in known.items() if "readers" in facts):
+        for threads, said in (("reader", f"{facts['threads']} threads, as a reader has them"), ("one", "one thread")):
+            bars[f"{name}, {said}"] = [ratio for shape in IN_README for ratio in facts[threads][shape]]
+    height = 0.8 / len(bars)
+    for i, ratios in enumerate(bars.values()):
+        for j, ratio in enumerate(ratios):
+            at = j + (i - (len(bars) - 1) / 2) * height
             axes.barh(at, ratio - 1, left=1, height=0.9 * height, color=SHADES[i])
-            axes.text(ratio * 1.03, at, f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}", va="center", fontsize=10.5)
-    axes.set_xscale("log")
-    axes.set_xlim(1, 22)
-    axes.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
-    axes.minorticks_off()
-    axes.set_yticks(range(len(IN_README)), list(IN_README.values()))
-    axes.set_ylim(len(IN_README) - 0.5, -0.5)
-    axes.set_xlabel("times as fast as the book's code, on one thread of a CPU")
+            axes.text(ratio + 0.01, at, f"{ratio:.1f}", va="center", fontsize=10.5)
+    axes.set_xlim(1, 2.15)
+    axes.set_xticks([1, 1.25, 1.5, 1.75, 2], ["1", "1.25", "1.5", "1.75", "2"])
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("times as fast as the book's code: whole encoders in torch")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend([Patch(color=shade) for shade in SHADES[: len(known)]], known, loc="upper right", frameon=False)
+    patches = [Patch(color=shade) for shade in SHADES[: len(bars)]]
+    figure.legend(patches, bars, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
