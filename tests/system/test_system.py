@@ -57,11 +57,11 @@ def test_the_widest_instruction_set_is_the_default(variables):
     assert out.endswith(f"\n{OFFERED[-1]}") and "(the widest; MHA_C_ISA changes it;" in out and not warned
 
 
-@pytest.mark.parametrize("isa", ["sse9", "AVX2", " scalar", *[n for n, offered in _core.isas() if not offered]])
-def test_an_absent_instruction_set_fails_the_import(isa):
-    done = children.unchosen("-c", "import mha_c", status=None, MHA_C_ISA=isa)
+@pytest.mark.parametrize("name", ["sse9", "AVX2", " scalar", *[n for n, offered in _core.isas() if not offered]])
+def test_an_absent_instruction_set_fails_the_import(name):
+    done = children.unchosen("-c", "import mha_c", status=None, MHA_C_ISA=name)
     assert done.returncode == 1
-    refused = f"instruction set {isa!r} is not available: this CPU offers {', '.join(OFFERED)} ("
+    refused = f"instruction set {name!r} is not available: this CPU offers {', '.join(OFFERED)} ("
     assert f"RuntimeError: MHA_C_ISA: {refused}" in done.stderr
 
 
