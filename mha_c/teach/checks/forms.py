@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -164,8 +165,13 @@ def says_steps_first(mine: Any) -> bool:
     """Whether code, or what it documents, has (steps, batch, ...); torch's own layers do, unless they say otherwise."""
     if str(getattr(mine, "__module__", "")).startswith("torch."):
         return getattr(mine, "batch_first", None) is False
-    try:
-        text = inspect.getsource(mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine))
-    except (OSError, TypeError):
-        return False
+    text = _text_of(mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine))
     return bool(_STEPS_FIRST.search(text)) and not _BATCH_FIRST.search(text)
+
+
+@lru_cache(maxsize=4)  # Python reads a whole file to find a class in it, and an answer asks several times
+def _text_of(mine: Any) -> str:
+    try:
+        return inspect.getsource(mine)
+    except (OSError, TypeError):
+        return ""

@@ -210,11 +210,7 @@ def _is_answerable(student: Student, inputs: Inputs, asked: Round) -> bool:
     for name, weight in (("keys", "W_k"), ("values", "W_v")):
         if weight in inputs and name in inputs and len(inputs[weight]) != inputs[name].shape[-1]:
             return False
-    if (
-        "W_q" in inputs
-        and "X" in inputs
-        and any(len(inputs[x]) != inputs["X"].shape[-1] for x in ("W_q", "W_k", "W_v"))
-    ):
+    if any(len(inputs[x]) != inputs["X"].shape[-1] for x in ("W_q", "W_k", "W_v") if {x, "X"} <= {*inputs}):
         return False
     if student.attends_to_itself and not _fits_itself(inputs, hiding):
         return False
@@ -247,11 +243,15 @@ def runs(
     A run without errors that `accepts` takes is the only one.
     """
     found: list[tuple[tuple[float, int], int, Run]] = []
+    takes: dict[Way, bool] = {}  # whether gradients are recorded, for any weights and masks
     for way in _ways(student, asked, means):
         run = run_of(student, asked, way)
         failed = sum(outcome.error is not None for outcome in run.outcomes)
         failed += sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) if way.layout != "batch" else 0
-        failed += way.tensors and failed < len(run.outcomes) and not takes_graphs(run)
+        if way.tensors and failed < len(run.outcomes):
+            alike = way._replace(weights=0, mask=None)
+            takes[alike] = takes[alike] if alike in takes else takes_graphs(run)
+            failed += not takes[alike]
         types = sum(outcome.dtype not in ("", way.dtype) for outcome in run.outcomes)
         if not failed and not types and accepts(run):
             return [run]

@@ -14,10 +14,11 @@ import numpy as np
 
 from ..checks.answers import OwnLine
 from ..checks.mistakes import Mistake
+from ..checks.probes import Inputs
 from ..checks.rounds import Run
 from ..words.sentences import said, say
 from .mending import Mended, mended
-from .noting import Place
+from .noting import Place, Trace
 from .searching import Search
 from .traces import book_trace, changed, in_one_call, student_trace, telling
 
@@ -33,12 +34,13 @@ class Found(NamedTuple):
 def own_lines(run: Run, form: str, mistakes: Sequence[Mistake]) -> list[OwnLine]:
     """The student's lines that these mistakes are in; those that can be told."""
     try:
-        found = found_for(run, form, mistakes)
+        call = _noted_call(run, form)
+        found = found_for(call, form, mistakes)
     except Exception:  # what a student's objects do while they are noted may be anything
         return []
     lines = [_line(each) for each in found if each.place is not None and each.place.text]
     if len(found) == 1:
-        first = first_difference(run).place
+        first = first_difference(run, call if form == run.form else None).place
         places = list(dict.fromkeys(each for each in (found[0].place, first) if each is not None and each.text))
         one = _mended(run, form, places, mistakes[0].id)
         if one is not None:
@@ -147,10 +149,15 @@ def _called(file: str) -> str:
     return Path(file).name
 
 
-def found_for(run: Run, form: str, mistakes: Sequence[Mistake]) -> list[Found]:
-    """For each mistake the student's line, as far as it can be told."""
+def _noted_call(run: Run, form: str) -> tuple[Optional[Inputs], Optional[Trace]]:
+    """A probe whose result differs from the book's, and the operations of its call; None where there is none."""
     inputs = telling(run, form)
-    trace = student_trace(run, inputs) if inputs is not None else None
+    return inputs, student_trace(run, inputs) if inputs is not None else None
+
+
+def found_for(call: tuple[Optional[Inputs], Optional[Trace]], form: str, mistakes: Sequence[Mistake]) -> list[Found]:
+    """For each mistake the student's line, as far as it can be told."""
+    inputs, trace = call
     if trace is None or inputs is None:
         return [Found(None, _books_line(form, mistakes, i)) for i in range(len(mistakes))]
     wrong = book_trace(form, mistakes, inputs)
@@ -168,10 +175,9 @@ def _books_line(form: str, mistakes: Sequence[Mistake], number: int) -> str:
     return next((each.book for each in changed(form, mistakes, number)), "")
 
 
-def first_difference(run: Run) -> Found:
+def first_difference(run: Run, call: Optional[tuple[Optional[Inputs], Optional[Trace]]] = None) -> Found:
     """Of what no known mistake explains: the line where numbers begin to differ, and the stage that is right."""
-    inputs = telling(run, run.form)
-    trace = student_trace(run, inputs) if inputs is not None else None
+    inputs, trace = call or _noted_call(run, run.form)
     if trace is None or inputs is None:
         return Found(None)
     right = book_trace(run.form, [], inputs)
