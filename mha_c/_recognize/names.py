@@ -15,16 +15,17 @@ OTHERS = {  # the book's names, and others for the same
     "X": "x input inputs in_features in_query_or_key scores score s a logits hidden_states スコア",
     "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths 有效长度 有効長",
     "w_v": "wv v_a va v_t vt w_a",
-    "num_heads": "n_heads heads h H nhead n_head nheads num_head num_attention_heads head_num 头数 ヘッド数 헤드수",
+    "num_heads": "n_heads heads h H nhead n_head nheads num_head num_attention_heads head_num "
+    "头数 头数量 注意力头数 ヘッド数 헤드수",
     "num_kv_heads": "n_kv_heads n_kv_head kv_heads num_key_value_heads num_kv_groups n_kv",
-    "head_dim": "d_k dim_head d_head head_size dim_per_head per_head_dim d_keys depth head_width",
+    "head_dim": "d_k dim_head d_head head_size dim_per_head per_head_dim d_keys depth head_width 头维度 每头维度",
     "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim emb d_out n_embd emb_dim "
-    "embed_size",
-    "max_len": "max_length context_length block_size",
-    "query_size": "d d_k", "key_size": "", "value_size": "",
+    "embed_size 隐藏维度 隐藏单元数 隐藏大小 隐藏层大小 模型维度 嵌入维度 特征维度 维度",
+    "max_len": "max_length context_length block_size 最大长度 上下文长度",
+    "query_size": "d d_k 查询维度 查询大小 输入维度", "key_size": "键维度 键大小", "value_size": "值维度 值大小",
     "dropout": "dropout_p drop p dropout_rate dropout_prob attn_dropout attn_pdrop attn_drop attention_dropout "
-    "p_dropout",
-    "bias": "use_bias qkv_bias",
+    "p_dropout 丢弃率 丢弃概率 暂退率 暂退概率",
+    "bias": "use_bias qkv_bias 偏置 使用偏置",
 }  # fmt: skip
 HEADS = ("num_heads", *OTHERS["num_heads"].split())
 CONFIGS = "config", "cfg", "conf", "args", "hparams", "configuration", "params", "opt"
@@ -36,10 +37,11 @@ _FILL = (
     "w wt weight weights fc lin linear proj projection project to layer dense net map attn attention self mat matrix "
     "transform in u mapping mappings maps projector"
 ).split()
+_CHINESE_FILL = re.compile("线性|投影|映射|变换|权重|矩阵|层")  # the same in words that nothing separates
 _ROOTS = {
-    "q": "q qs wq wqs uq query queries toqueries toquery toq", "k": "k ks wk wks uk key keys tokeys tokey tok",
-    "v": "v vs wv wvs uv value values val tovalues tovalue tov",
-    "o": "o wo w0 out outs output outputs concat final unify unifyheads combine merge joint",
+    "q": "q qs wq wqs uq query queries toqueries toquery toq 查询", "k": "k ks wk wks uk key keys tokeys tokey tok 键",
+    "v": "v vs wv wvs uv value values val tovalues tovalue tov 值",
+    "o": "o wo w0 out outs output outputs concat final unify unifyheads combine merge joint 输出",
     "qkv": "qkv wqkv", "kv": "kv wkv",
 }  # fmt: skip
 _ROOT = {word: root for root, words in _ROOTS.items() for word in words.split()}
@@ -81,7 +83,7 @@ def root_of(name: str) -> str:
     name = name[: -len("_weight")] if name.endswith("_weight") else name
     if name in _WHOLE:
         return _WHOLE[name]
-    words = "".join(word for word in name.split("_") if word not in _FILL)
+    words = _CHINESE_FILL.sub("", "".join(word for word in name.split("_") if word not in _FILL))
     several = "".join(sorted(words, key="qkv".find)) if len(words) > 1 and {*words} <= {*"qkv"} else ""
     return _ROOT.get(several or words, "")  # kqv, vk: in another order
 

@@ -191,3 +191,89 @@ def test_the_smallest_change_that_makes_all_right(judged, right, wrong):
     lines = CLASS.replace(right, wrong).splitlines(keepends=True)
     lines[number - 1] = lines[number - 1].replace(answer.lines[0].text, answer.lines[0].should_be)
     assert answer.lines[0].should_be and judged("".join(lines), "MultiHeadAttention", file="mended.py").ok
+
+
+DROPPED = "self.dropout(torch.softmax(scores, dim=-1))"
+ON_SCORES = "torch.softmax(self.dropout(scores), dim=-1)"
+
+
+@pytest.mark.parametrize(
+    ("id", "new", "line"),
+    [
+        ("no_dropout", "torch.softmax(scores, dim=-1)", "out = weights @ v"),
+        ("dropout_on_scores", ON_SCORES, f"weights = {ON_SCORES}"),
+    ],
+)
+def test_the_line_of_dropout(judged, id, new, line):
+    """Where the weights that lose nothing are used; where scores are dropped, and not where the output is, too."""
+    needs.module("torch")
+    text = TORCH.replace("return self.W_o(out)", "return self.dropout(self.W_o(out))") if id != "no_dropout" else TORCH
+    answer = judged(text.replace(DROPPED, new)).judged[0].answer
+    assert answer.mistakes == [id] and [each.text for each in answer.lines] == [line], answer
+
+
+def test_the_mean_of_weights_is_not_taken_for_weights_that_are_dropped(judged):
+    needs.module("torch")
+    assert judged(TORCH.replace("return self.W_o(out)", "return self.W_o(out), weights.mean(1)")).ok
+
+
+HEADS = """
+import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self, n_embd, head_size):
+        super().__init__()
+        self.key = nn.Linear(n_embd, head_size, bias=False)
+        self.query = nn.Linear(n_embd, head_size, bias=False)
+        self.value = nn.Linear(n_embd, head_size, bias=False)
+        self.register_buffer("tril", torch.tril(torch.ones(64, 64)))
+
+    def forward(self, x):
+        B, T, C = x.shape
+        k, q = self.key(x), self.query(x)
+        wei = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
+        wei = wei.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
+        return wei.softmax(-1) @ self.value(x)
+
+
+class MultiHeadAttention(nn.Module):
+    def __init__(self, n_embd, num_heads):
+        super().__init__()
+        self.heads = nn.ModuleList([Head(n_embd, n_embd // num_heads) for _ in range(num_heads)])
+        self.proj = nn.Linear(n_embd, n_embd)
+
+    def forward(self, x):
+        out = torch.cat([h(x) for h in self.heads], dim=-1)
+        return self.proj(out)
+"""
+
+
+@pytest.mark.parametrize(
+    ("id", "old", "new"),
+    [
+        ("scale_num_hiddens", "k.shape[-1] ** -0.5", "C ** -0.5"),
+        ("swapped_projections", "@ self.value(x)", "@ k"),
+        ("unknown", "h(x) for h", "self.heads[0](x) for h"),
+    ],
+)
+def test_the_line_of_a_head_in_a_list(judged, id, old, new):
+    """No array of such a class has all heads, as the book's have."""
+    needs.module("torch")
+    number = HEADS[: HEADS.index(old)].count("\n") + 1
+    answer = judged(HEADS.replace(old, new), "MultiHeadAttention").judged[0].answer
+    assert answer.mistakes == [id] and answer.lines[0].number == number, answer
+
+
+def test_names_in_chinese(judged):
+    """Of a constructor's arguments, of weights, and of what a call takes."""
+    needs.module("torch")
+    text = TORCH.replace("masked_fill", "where_hidden")
+    theirs = "隐藏维度 头数 查询投影 键投影 值投影 输出层 查询 键 值 掩码".split()
+    for ours, other in zip("num_hiddens num_heads W_q W_k W_v W_o queries keys values mask".split(), theirs):
+        text = text.replace(ours, other)
+    text = text.replace("where_hidden", "masked_fill")
+    assert judged(text).ok
+    wrong = judged(text.replace("math.sqrt(q.shape[-1])", "q.shape[-1]"))
+    assert wrong.judged[0].answer.mistakes == ["scale_d"]

@@ -37,11 +37,11 @@ _NAMES = [
 # What a word of a name that nobody knows says; the first that fits.
 _WORDS = [
     ("(head|key|qk).*(size|dim|width|hid)|(size|dim|width).*head", "head_dim"), ("kv.*head|group", "num_kv_heads"),
-    ("head", "num_heads"), ("name|type", "name"), ("drop", "dropout"), ("prob|rate|^p_", "rate"),
+    ("head|头", "num_heads"), ("name|type", "name"), ("drop|丢弃|暂退", "dropout"), ("prob|rate|^p_", "rate"),
     ("vocab", "vocab_size"), ("bias", "bias"),
     ("use|flash|enable|caus|is_|norm", "flag"), ("layer|idx|_id$|^id$|depth", "num_layers"),
-    ("len|ctx|context|block|seq|pos|max", "max_len"),
-    ("hid|emb|dim|wid|model|feat|size|chan|unit|state|inner", "num_hiddens"),
+    ("len|ctx|context|block|seq|pos|max|长", "max_len"),
+    ("hid|emb|dim|wid|model|feat|size|chan|unit|state|inner|维|宽|隐", "num_hiddens"),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..why.noting import Trace
-from ..why.own_lines import line_of
+from ..why.own_lines import line_of, line_that_multiplies
 from ..why.traces import noted
 from ..words.sentences import say
 from .beyond import lengthened
@@ -53,10 +53,13 @@ def training(run: Run) -> list[tuple[str, str]]:
 
 
 def with_lines(run: Run, found: list[tuple[str, str]]) -> list[tuple[str, Any]]:
-    """What is wrong with dropout, each with the line where it acts, or where the weights are made that lose nothing."""
+    """What is wrong with dropout, each with the line where it acts, or where weights that lose nothing are used."""
     made: list[tuple[str, Any]] = []
     for id, words in found:
-        lines = line_of(run, "softmax" if id == "no_dropout" else "drop")
+        if id == "no_dropout":
+            lines = line_that_multiplies(run, _are_weights) or line_of(run, "softmax")
+        else:
+            lines = line_of(run, "drop", 0 if id == "dropout_on_scores" else -1)
         made += [(id, words), *((id, line) for line in lines)]
     return made
 
@@ -116,7 +119,8 @@ def _weights_in(run: Run, inputs: Inputs) -> Any:
     """The attention weights of a call, with the axes that they have in it; None where none are seen."""
     steps = _steps_of(run, inputs)
     found = [x for x in steps if x.ndim > 2 and x.shape[-2:] == (_STEPS, _STEPS) and _are_weights(x)]
-    return found[-1] if found else None
+    largest = max((x.size for x in found), default=0)  # not their mean over heads
+    return next((x for x in reversed(found) if x.size == largest), None)
 
 
 def _dropped_weights(run: Run, inputs: Inputs, calm: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -21,6 +21,8 @@ from .mending import Mended, mended
 from .noting import Place, Trace
 from .searching import Search
 from .traces import book_trace, changed, in_one_call, student_trace, telling
+
+_PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm")
 
 
 class Found(NamedTuple):
@@ -111,14 +113,26 @@ def nan_line(run: Run) -> list[Any]:
     return []
 
 
-def line_of(run: Run, name: str) -> list[OwnLine]:
-    """The line of the last operation whose name, or text, has these letters."""
+def line_of(run: Run, name: str, which: int = -1) -> list[OwnLine]:
+    """The line of an operation whose name, or text, has these letters: the last, or which of them."""
     try:
         trace = student_trace(run, run.probes[-1])
     except Exception:
         return []
     steps = [x for x in trace.steps if x.place.function != "__init__"] if trace is not None else []
     found = [x for x in steps if name in x.name] or [x for x in steps if name in x.place.text.lower()]
+    return [_line(Found(found[which].place))] if found else []
+
+
+def line_that_multiplies(run: Run, is_meant: Callable[[Any], bool]) -> list[OwnLine]:
+    """The line of the last product of an array that is meant."""
+    try:
+        trace = student_trace(run, run.probes[-1])
+    except Exception:
+        return []
+    steps = [x for x in trace.steps if x.place.function != "__init__" and x.sources] if trace is not None else []
+    products = [x for x in steps if x.name in _PRODUCTS and x.value.ndim > 2]
+    found = [x for x in products if trace is not None and any(map(is_meant, map(trace.value, x.sources)))]
     return [_line(Found(found[-1].place))] if found else []
 
 

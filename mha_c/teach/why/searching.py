@@ -64,7 +64,9 @@ class Search:
         self.masks += [x.reshape(-1, x.shape[-1]) for x in masks]
         self.books = books
         self.heads = [x for x in heads(right, inputs)]
-        self.right = Known([*(x for x in books if x.dtype != bool), *otherwise(books, right, inputs)])
+        sizes = {x.value.size for x in self.steps}
+        alone = [each for x in self.heads for each in x.swapaxes(0, 1) if each.size in sizes]  # heads in a list
+        self.right = Known([*(x for x in books if x.dtype != bool), *otherwise(books, right, inputs), *alone])
         self.is_right = [self._is_right(x) for x in self.steps]
         numbers = {i for i, x in enumerate(self.is_right) if x and is_numbers(self.steps[i].value)}
         self.good = numbers | self._leading_to(numbers)
@@ -105,7 +107,8 @@ class Search:
         if id.startswith("swapped"):
             return self._swapped(wrong, right, changed)
         values = [x for each in changed for x in last_of(wrong, each) if is_numbers(x)]
-        new = next((at for x in values if x not in self.right for at in [self._first_with(x)] if at is not None), None)
+        every = [*values, *(each for x in values for each in self._of_each_head(x))]
+        new = next((at for x in every if x not in self.right for at in [self._first_with(x)] if at is not None), None)
         if new is not None:
             return self._named_otherwise(id, self._began(new))
         if id.startswith("no_projection") and values:
@@ -117,10 +120,18 @@ class Search:
                 return self.steps[at].place
         starts = [i for i, x in enumerate(wrong.steps) if any(each.is_at(x.place) for each in changed)]
         for step in wrong.steps[min(starts, default=0) :]:
-            at = self._first_with(step.value) if is_numbers(step.value) and step.value not in self.right else None
-            if at is not None:
-                return self._named_otherwise(id, self._began(at))
+            for x in (step.value, *self._of_each_head(step.value)):
+                at = self._first_with(x) if is_numbers(x) and x not in self.right else None
+                if at is not None:
+                    return self._named_otherwise(id, self._began(at))
         return self.first()
+
+    def _of_each_head(self, x: Any) -> list[Any]:
+        """Of an array of all heads, one below the other, that of each: who has heads in a list has no other."""
+        count = self.inputs.get("num_heads", 1)
+        if count == 1 or x.ndim != 3 or len(x) % count:
+            return []
+        return [x[head::count] for head in range(count)]
 
     def _laid_wrong(self) -> Optional[Place]:
         """The first line that gives right numbers in an order of axes that the book's heads never have."""
