@@ -148,7 +148,7 @@ def shape_of(layer: Any, part: Part) -> tuple[int, int]:
     sizes = tuple(stored.shape) if len(stored.shape) == 2 else (stored.shape[0], 1)
     if part.axes:
         shape = stored.shape
-        return tuple(math.prod(shape[axis] for axis in axes) for axes in part.axes)  # type: ignore
+        return tuple(math.prod(shape[axis] for axis in axes) for axes in part.axes)
     outputs, inputs = sizes if part.outputs_first else sizes[::-1]
     if len(stored.shape) == 1:
         outputs, inputs = 1, stored.shape[0]

@@ -277,3 +277,21 @@ def test_names_in_chinese(judged):
     assert judged(text).ok
     wrong = judged(text.replace("math.sqrt(q.shape[-1])", "q.shape[-1]"))
     assert wrong.judged[0].answer.mistakes == ["scale_d"]
+
+
+def test_an_empty_array_that_is_written_over_is_no_slip(judged):
+    text = """
+import numpy as np
+
+
+def causal_attention(q, k, v):
+    out = np.empty_like(v)
+    for i in range(q.shape[1]):
+        seen = i + 1
+        scores = np.einsum("bd,bsd->bs", q[:, i], k[:, :seen]) / np.sqrt(q.shape[-1])
+        e = np.exp(scores - scores.max(1, keepdims=True))
+        out[:, i] = np.einsum("bs,bsd->bd", e / e.sum(1, keepdims=True), v[:, :seen])
+    return out
+"""
+    answer = judged(text.replace("i + 1", "q.shape[1]")).judged[0].answer
+    assert answer.mistakes == ["sees_future"] and answer.lines[0].number > 7, answer

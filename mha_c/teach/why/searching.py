@@ -23,6 +23,7 @@ _OF_LAYOUT = (
 )  # fmt: skip
 
 
+_EMPTY = re.compile(r"= *(np|torch)\.empty(_like)?\(")  # numbers that something is written over
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
 _LAID = ("heads_", "wrong_axes", "qkv_order", "groups_", "wrong_group")
@@ -76,6 +77,7 @@ class Search:
             step.value.size == 0
             or counts(step.value)
             or (not step.sources and (step.value == step.value.flat[0]).all())
+            or _EMPTY.search(step.place.text)
         ):
             return True
         if is_mask(step.value):
