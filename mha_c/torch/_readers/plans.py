@@ -17,7 +17,7 @@ from .._reading.sizes import Axis, axes_of, evaluated, formula_of
 from .._weights.last import Last, last_of
 from .arranging import arrangement, filled
 from .layer import DROPPED, OUT, Given, Layer, Left, LeftWithGraph, short
-from .replaying import Replay, graph_key, without_dropout
+from .replaying import Replay, graph_key, near, without_dropout
 from .weights import parameters_of
 
 REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
@@ -78,7 +78,6 @@ class Plan:
         self.names = _names(reading, tensors)
         self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
         self.free: set[Axis] = set()
-        self.graph: Any = graph_key(reading)
         self.places = tuple(self.names.index(each.name) for each in layer.inputs)
         self._prepare()
 
@@ -171,9 +170,10 @@ class Plan:
 
     def _is_same(self, reading: Reading) -> bool:
         """Whether it has the same graph, and hangs on the same settings."""
+        own = graph_key(self.reading)
         return (
-            self.graph is not None
-            and graph_key(reading) == self.graph
+            own is not None
+            and graph_key(reading) == own
             and reading.settings.places() <= self.reading.settings.places()
         )
 
@@ -342,7 +342,7 @@ class Plan:
             _paired(self.layer.result, expected, pairs)
             for given, own in pairs:
                 ours = self.shown(given, found)
-                if ours.shape != own.shape or ours.dtype is not own.dtype or not _near(ours, own):
+                if ours.shape != own.shape or ours.dtype is not own.dtype or not near(ours, own):
                     far = float((ours - own).abs().max()) if ours.shape == own.shape and own.numel() else 0
                     raise Left(f"the core gives other numbers, by {far:.2g}: please report this class", self.layer.line)
 
@@ -433,14 +433,3 @@ def _paired(structure: Any, result: Any, pairs: list[Any]) -> None:
     elif isinstance(structure, dict):
         for key, one in structure.items():
             _paired(one, result[key], pairs)
-
-
-def _near(ours: Tensor, own: Tensor) -> bool:
-    """Equal up to rounding.  A query without keys is NaN in the reader's lines and 0 in ours."""
-    known = ~own.isnan()
-    if not bool(known.any()):
-        return False  # nothing was compared
-    largest = float(own[known].abs().max())
-    # Sums of up to some thousand products in another order, whose terms may be ten times the result.
-    allowed = (1e-10 if own.dtype is torch.float64 else 2e-4) * max(largest, 1e-3)
-    return bool(((ours - own).abs()[known] <= allowed).all())

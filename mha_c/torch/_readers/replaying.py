@@ -3,6 +3,7 @@ compared with another."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -107,3 +108,22 @@ def graph_key(reading: Reading) -> Any:
         return None
     nodes = [(node.name, described(node.args), described(node.kwargs)) for node in reading.graph.nodes]
     return nodes, described(reading.output), [(each.path, each.name, described(each.value)) for each in reading.effects]
+
+
+def near(ours: Tensor, own: Tensor) -> bool:
+    """Equal up to rounding.  A query without keys is NaN in the reader's lines and 0 in ours."""
+    farthest, largest = float((ours - own).abs().max()) if own.numel() else math.nan, math.nan
+    if farthest == farthest:
+        largest = float(own.abs().max())
+    if largest < math.inf:
+        return farthest <= _allowed(own, largest)
+    known = ~own.isnan()
+    if not bool(known.any()):
+        return False  # nothing was compared
+    largest = float(own[known].abs().max())
+    return bool(((ours - own).abs()[known] <= _allowed(own, largest)).all())
+
+
+def _allowed(own: Tensor, largest: float) -> float:
+    """Of sums of up to some thousand products in another order, whose terms may be ten times the result."""
+    return (1e-10 if own.dtype is torch.float64 else 2e-4) * max(largest, 1e-3)

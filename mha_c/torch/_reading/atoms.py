@@ -15,7 +15,9 @@ class Product(NamedTuple):
     formulas: tuple[Any, ...] = ()
 
     def times(self, other: Product) -> Product:
-        return Product(self.number * other.number, tuple(sorted(self.formulas + other.formulas, key=repr)))
+        if self.formulas and other.formulas:
+            return Product(self.number * other.number, tuple(sorted(self.formulas + other.formulas, key=repr)))
+        return Product(self.number * other.number, self.formulas or other.formulas)
 
     def over(self, other: Product) -> Optional[Product]:
         """The quotient, where it is a product again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import operator
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from .._private import tracing_state
 from .._tensors import recorded_or_transformed
-from .graph import Condition, Effect, Form, Graph, Line, Reading, Reason, Value, walked
+from .arguments import PLAIN, form_of, named
+from .graph import Condition, Effect, Graph, Line, Reading, Reason, Value, walked
 from .recording import Recorder, modes_now, nothing_collected
 from .settings import MISSING, CannotKeep, Settings
 from .sizes import Axis, Ratio, Size, plain
 from .tracing import Tracer, Written
 
 Mode: Any = getattr(torch.overrides, "TorchFunctionMode", None)
-_PLAIN = (int, float, str, bool, complex, bytes, type(None), torch.dtype, torch.device)
 
 
 class _Local(threading.local):
@@ -44,15 +44,17 @@ if Mode is not None:
             if recorder.inside:
                 return func(*args, **(kwargs or {}))
             tracer = self.tracer
-            if tracer is not None:
-                tracer.pause()
+            if tracer is not None:  # what torch and we do is not read: Python would tell of each line of ours
+                sys.setprofile(None)
+                sys.settrace(None)
             recorder.inside = True
             try:
                 return recorder.call(func, args, kwargs or {})
             finally:
                 recorder.inside = False
                 if tracer is not None:
-                    tracer.go_on()
+                    sys.settrace(tracer.trace)
+                    sys.setprofile(tracer.profile)
 
 
 def can_read() -> bool:
@@ -77,9 +79,17 @@ def why_not() -> Optional[str]:
 
 def _replaced_methods() -> bool:
     """Whether a function that is not torch's stands before one of torch's own."""
-    below = Tensor.__mro__[1]
-    own = [(name, getattr(x, "__module__", "")) for name, x in vars(Tensor).items() if isinstance(x, FunctionType)]
-    return any(hasattr(below, name) for name, home in own if str(home).partition(".")[0] != "torch")
+    global _methods
+    now, below = dict(vars(Tensor)), Tensor.__mro__[1]
+    if now.keys() != _methods.keys() or not all(map(operator.is_, now.values(), _methods.values())):
+        own = [(name, getattr(x, "__module__", "")) for name, x in now.items() if isinstance(x, FunctionType)]
+        if any(hasattr(below, name) for name, home in own if str(home).partition(".")[0] != "torch"):
+            return True
+        _methods = now
+    return False
+
+
+_methods: dict[str, Any] = {}  # of Tensor, when none was replaced
 
 
 def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bool = True) -> tuple[Any, Reading]:
@@ -119,7 +129,7 @@ class _Call:
         self.inputs: dict[str, Value] = {}
         self.same: dict[str, str] = {}
         self.given: dict[int, tuple[str, Any]] = {}
-        for name, x in _named(called, args, kwargs):
+        for name, x in named(called, args, kwargs):
             self._input(name, x)
 
     def _input(self, name: str, x: Any) -> None:
@@ -129,7 +139,7 @@ class _Call:
                 self.same[name] = known[1].name
             else:
                 self.inputs[name] = self.recorder.input(name, x)
-        elif isinstance(x, (list, dict)) or not isinstance(x, (*_PLAIN, tuple)):
+        elif isinstance(x, (list, dict)) or not isinstance(x, (*PLAIN, tuple)):
             self.given[id(x)] = name, x
 
     def run(self) -> Any:
@@ -173,7 +183,7 @@ class _Call:
         if isinstance(found, Tensor):
             value = self.recorder.known(found)
             return value if value is not None else _UNKNOWN
-        if isinstance(found, _PLAIN):
+        if isinstance(found, PLAIN):
             return found
         if isinstance(found, (tuple, list)):
             parts = [self._structure(x) for x in found]
@@ -202,7 +212,8 @@ def _drops(node: Any) -> bool:
 
 
 def _name_of(called: Any) -> str:
-    return type(called).__name__ if isinstance(called, nn.Module) else getattr(called, "__qualname__", repr(called))
+    kind = type(called)
+    return kind.__name__ if isinstance(called, nn.Module) else getattr(called, "__qualname__", kind.__name__)
 
 
 class _Ending:
@@ -246,8 +257,9 @@ class _Ending:
                 return
             for thing in new:
                 done.add(id(thing))
-                for name in list(self.tracer.loose):
-                    if (id(thing), name) not in self.tracer.written:
+                names = _names_of(thing)
+                for name in self.tracer.loose:
+                    if name in names and (id(thing), name) not in self.tracer.written:
                         self.settings.attribute(thing, name, only_present=True)
 
     def _name_leaves(self) -> None:
@@ -288,7 +300,7 @@ class _Ending:
         if isinstance(now, (Size, Ratio)):
             one.names[one.name] = now = plain(now)
         if (now is one.before and not isinstance(now, (list, dict, set))) or (
-            type(now) is type(one.before) and isinstance(now, _PLAIN) and now == one.before
+            type(now) is type(one.before) and isinstance(now, PLAIN) and now == one.before
         ):
             self.settings.name(one.names, one.name)
             return None
@@ -377,56 +389,17 @@ def _tensors_of(root: nn.Module) -> Iterator[tuple[int, tuple[str, str, nn.Modul
                     yield id(x), (kind, f"{path}.{name}" if path else name, module, name)
 
 
-# --- Arguments ----------------------------------------------------------------------------------------------
-
-
-def _named(called: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
-    """(name, thing) of the arguments, and of all in tuples, lists and dicts."""
-    names = _parameters(called, len(args))
-    for name, x in [*zip(names, args), *kwargs.items()]:
-        yield from _inside(name, x)
-
-
-def _inside(name: str, x: Any) -> Iterator[tuple[str, Any]]:
-    yield name, x
-    if isinstance(x, (tuple, list)):
-        for i, part in enumerate(x):
-            yield from _inside(f"{name}[{i}]", part)
-    elif isinstance(x, dict):
-        for key, part in x.items():
-            yield from _inside(f"{name}[{key!r}]", part)
-
-
-def _parameters(called: Any, n: int) -> list[str]:
-    function = called.forward if isinstance(called, nn.Module) else called
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        parameters = ()  # type: ignore[assignment]
-    names = [x.name for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
-    rest = next((x.name for x in parameters if x.kind is x.VAR_POSITIONAL), "args")
-    return names[:n] + [f"{rest}[{i}]" for i in range(n - len(names))]
-
-
-def form_of(args: tuple[Any, ...], kwargs: Any = None) -> Form:
-    """The form of a call with these arguments, here and now."""
-    seen: dict[int, int] = {}
-    parts = tuple(_form(x, seen) for x in args)
-    named = tuple((name, _form(x, seen)) for name, x in (kwargs or {}).items())
-    return Form((parts, named, modes_now(), torch.get_default_dtype()))
-
-
-def _form(x: Any, seen: dict[int, int]) -> Any:
-    if isinstance(x, Tensor):
-        first = seen.setdefault(id(x), len(seen))
-        return type(x), x.dim(), x.dtype, x.device.type, x.requires_grad, first
-    if isinstance(x, _PLAIN):
-        return type(x), x
-    if isinstance(x, (tuple, list)):
-        return (type(x), *(_form(part, seen) for part in x))
-    if isinstance(x, dict):
-        return (dict, *((name, _form(part, seen)) for name, part in x.items()))
-    return type(x), id(x)
+def _names_of(thing: Any) -> set[str]:
+    """All names under which an object may have an attribute, but for what runs to make it."""
+    found: set[str] = set()
+    for kind in (thing if isinstance(thing, type) else type(thing)).__mro__:
+        found.update(vars(kind))
+    own = getattr(thing, "__dict__", None)
+    if own is not None:
+        found.update(own)
+        if isinstance(thing, nn.Module):
+            found.update(*(own[x] for x in ("_parameters", "_buffers", "_modules") if x in own))
+    return found
 
 
 def _without_sizes(found: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from .._private import autocasting_anywhere
 from .functions import DATA, DROPOUT, FACTS, SILENT, is_pure, name_of, writes
 from .graph import Line, Node, Reason, Value, walked
 from .rules import shapes_of
@@ -116,9 +117,10 @@ class Recorder:
         nodes = [n for n in reversed(self.nodes) if n.writes is not None and n.memory == memory]
         if not nodes:
             self.refuse("a tensor was changed in a way that no function of torch shows")
-            node = self._node("__aliased__", None, (before,), {}, line_of(sys._getframe(3)))
+            node = self._node("__aliased__", None, (before,), {}, line_of(sys._getframe(3)), [before])
         else:
-            node = self._node("__aliased__", None, (before, nodes[0].results[0]), {}, nodes[0].line)
+            given = [before, nodes[0].results[0]]
+            node = self._node("__aliased__", None, tuple(given), {}, nodes[0].line, given)
         value = self._result(tensor, node, 0, before.shape)
         node.results = (value,)
         return value
@@ -128,13 +130,13 @@ class Recorder:
         value.node, value.index = node, index
         return value
 
-    def _node(self, name: str, function: Any, args: Any, kwargs: Any, line: Line) -> Node:
+    def _node(self, name: str, function: Any, args: Any, kwargs: Any, line: Line, given: list[Value]) -> Node:
         node = Node()
         node.name, node.function, node.args, node.kwargs, node.line = name, function, args, kwargs, line
         node.writes, node.results, node.number, node.memory = None, (), len(self.nodes), 0
-        node.given = [x for x in walked((args, kwargs)) if isinstance(x, Value)]
+        node.given = given
         self.nodes.append(node)
-        for value in node.given:
+        for value in given:
             value.users.append(node)
         return node
 
@@ -148,14 +150,16 @@ class Recorder:
         if name in SILENT:
             return function(*args, **kwargs)
         line = line_of(sys._getframe(2))
-        noted_args, noted_kwargs = self._noted(args), self._noted(kwargs)
+        given: list[Value] = []
+        noted_args, noted_kwargs = self._noted(args, given), self._noted(kwargs, given)
         if len(noted_args) == 1 and "other" in noted_kwargs:
             noted_args = (*noted_args, noted_kwargs.pop("other"))
         if reflected and len(noted_args) == 2:
             noted_args = noted_args[::-1]
+            given = [x for x in walked(noted_args) if isinstance(x, Value)]
         before = self._check(name, args, kwargs, line)
         made = function(*_stripped(args), **_stripped(kwargs))
-        node = self._node(name, function, tuple(noted_args), noted_kwargs, line)
+        node = self._node(name, function, tuple(noted_args), noted_kwargs, line, given)
         tensors = _tensors_in(made)
         if before is not None:
             node.writes, tensors = self._known[id(args[0])][1], [args[0]]
@@ -209,19 +213,22 @@ class Recorder:
                 self.log.pin(size.formula)
         return found
 
-    def _noted(self, found: Any) -> Any:
-        """The arguments with Values in the place of tensors."""
+    def _noted(self, found: Any, values: list[Value]) -> Any:
+        """The arguments with Values in the place of tensors, which are added to `values`, too."""
         if isinstance(found, Tensor):
-            return self.value_of(found)
+            value = self.value_of(found)
+            values.append(value)
+            return value
         kind = type(found)
         if kind is tuple or kind is list or kind is torch.Size:
-            return [self._noted(x) for x in found] if kind is list else tuple([self._noted(x) for x in found])
+            parts = [self._noted(x, values) for x in found]
+            return parts if kind is list else tuple(parts)
         if kind is dict:
-            return {name: self._noted(x) for name, x in found.items()}
+            return {name: self._noted(x, values) for name, x in found.items()} if found else {}
         if kind is slice:
-            return slice(*[self._noted(x) for x in (found.start, found.stop, found.step)])
+            return slice(*[self._noted(x, values) for x in (found.start, found.stop, found.step)])
         if isinstance(found, (tuple, list)):
-            return tuple(self._noted(x) for x in found)
+            return tuple([self._noted(x, values) for x in found])
         return found
 
 
@@ -231,7 +238,7 @@ def function_words(args: Any) -> str:
 
 def modes_now() -> tuple[Any, ...]:
     """What changes the meaning of each function."""
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasting()
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), bool(autocasting_anywhere())
 
 
 @contextlib.contextmanager
@@ -245,12 +252,6 @@ def nothing_collected() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _autocasting() -> Any:
-    from .._private import autocasting_anywhere
-
-    return bool(autocasting_anywhere())
 
 
 def version_of(tensor: Tensor) -> int:

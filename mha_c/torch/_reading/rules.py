@@ -103,7 +103,7 @@ def shapes_of(name: str, args: Any, kwargs: Any, sizes: list[tuple[int, ...]], l
 
 
 def _checked(shape: Any, numbers: tuple[int, ...], log: Log) -> Shape:
-    if shape is not None and len(shape) == len(numbers) and all(plain(a) == b for a, b in zip(shape, numbers)):
+    if shape is not None and len(shape) == len(numbers) and [*map(plain, shape)] == [*numbers]:
         return tuple(shape)
     return tuple(Size(n, UNKNOWN, log) for n in numbers)
 

@@ -52,6 +52,7 @@ class Walk:
     def __init__(self, views: Views, tables: Tables) -> None:
         self.views, self.tables = views, tables
         self._products: dict[tuple[Value, bool], bool] = {}
+        self._found: dict[tuple[Value, bool], Any] = {}
 
     def back(self, scores: Value) -> Back:
         """Unclear: there is no product of two values behind them, or something else was done to them."""
@@ -122,6 +123,12 @@ class Walk:
         return False
 
     def _product(self, value: Value, loose: bool) -> Any:
+        key = value, loose
+        if key not in self._found:
+            self._found[key] = self._product_now(value, loose)
+        return self._found[key]
+
+    def _product_now(self, value: Value, loose: bool) -> Any:
         node = value.node
         if node is None:
             return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import operator
 import os
 from collections import OrderedDict, deque
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -98,7 +99,8 @@ class _Parts(tuple):  # type: ignore[type-arg]
 
 def _same_names(kind: type, before: dict[str, Any]) -> bool:
     now = vars(kind)
-    return len(now) == len(before) and all(now.get(name, MISSING) is value for name, value in before.items())
+    same = [*now] == [*before] and all(map(operator.is_, now.values(), before.values()))
+    return same or (len(now) == len(before) and all(now.get(x, MISSING) is value for x, value in before.items()))
 
 
 def _version(tensor: Tensor) -> int:
@@ -118,6 +120,7 @@ class Settings:
         self._names: dict[tuple[int, Any], Setting] = {}
         self._things: dict[int, Any] = {}  # containers, types, functions, cells that are kept
         self.met: dict[int, Any] = {}  # objects whose attributes may be read
+        self._kinds: dict[int, type] = {}  # of which all classes are kept
         self._n = 0
         self._prepared: Any = None  # for `still_holds`
 
@@ -201,9 +204,10 @@ class Settings:
 
     def kind(self, kind: type) -> None:
         """A class, with all names of its own classes and the reader's among its bases."""
-        for one in kind.__mro__:
+        for one in kind.__mro__ if id(kind) not in self._kinds else ():
             if one.__flags__ & (1 << 9) and id(one) not in self._things:  # a heap type: names can be set
                 self._keep(one, dict(vars(one)))
+        self._kinds[id(kind)] = kind
 
     def function(self, function: FunctionType) -> None:
         parts = function_parts(function)
@@ -324,8 +328,7 @@ class Settings:
         stores: tuple[Any, ...] = ()
         if isinstance(owner, nn.Module) and own is not None:
             stores = tuple(own[x] for x in ("_parameters", "_buffers", "_modules") if x in own)
-        present = in_class is not MISSING or any(name in x for x in (own or {}, *stores))
-        if not present and only_present:
+        if only_present and in_class is MISSING and not any(name in x for x in (own or {}, *stores)):
             return MISSING
         self.kind(kind)
         if in_class is not MISSING and hasattr(type(in_class), "__set__"):

@@ -59,14 +59,16 @@ def axes_of(formula: Any) -> Iterator[Axis]:
 
 def formula_of(number: Any) -> Any:
     """Of a Size or Ratio its formula; any other number is its own."""
-    return number.formula if isinstance(number, (Size, Ratio)) else number
+    kind = type(number)
+    return number.formula if kind is Size or kind is Ratio else number
 
 
 def plain(number: Any) -> Any:
     """The number without its formula."""
-    if isinstance(number, Size):
+    kind = type(number)
+    if kind is Size:
         return int.__add__(number, 0)
-    return float.__add__(number, 0.0) if isinstance(number, Ratio) else number
+    return float.__add__(number, 0.0) if kind is Ratio else number
 
 
 class Log:

@@ -74,23 +74,15 @@ class Tracer:
         self.wholes: dict[int, Any] = {}  # objects of which any attribute may have been read
         self.fresh: dict[int, Any] = {}  # objects that the call has made
         self._floats: list[tuple[int, bool]] = []
+        self.trace, self.profile = self._trace, self._profile
 
     def start(self) -> None:
-        sys.setprofile(self._profile)
-        sys.settrace(self._trace)
+        sys.settrace(self.trace)
+        sys.setprofile(self.profile)
 
     def stop(self) -> None:
-        sys.settrace(None)
         sys.setprofile(None)
-
-    def pause(self) -> None:
-        """What torch and we do is not read: it would be told of each line of ours."""
         sys.settrace(None)
-        sys.setprofile(None)
-
-    def go_on(self) -> None:
-        sys.setprofile(self._profile)
-        sys.settrace(self._trace)
 
     def line_of(self, frame: Any) -> Line:
         """The nearest line outside Python's own library."""
@@ -367,7 +359,7 @@ class Tracer:
     # --- Functions of C -------------------------------------------------------------------------------------
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event[0] != "c" or event == "call" or self.recorder.inside:
+        if event == "call" or event == "return" or self.recorder.inside:
             return
         file = frame.f_code.co_filename
         if is_theirs(file) or (is_standard(file) and self._is_of_torch(frame)):

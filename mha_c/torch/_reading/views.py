@@ -38,6 +38,7 @@ class Views:
         self.assumed: list[Condition] = []  # what has to be so, beside the conditions
         self._products: dict[Any, Product] = {}
         self._views: dict[tuple[Value, bool], View] = {}
+        self._wholes: dict[Value, View] = {}
         for _ in range(2):  # what follows from one may need another
             for one in conditions:
                 if isinstance(one.formula, Formula) and one.formula.name == "==" and one.outcome:
@@ -85,6 +86,7 @@ class Views:
         self._equal(a, b)
         self._products.clear()
         self._views.clear()
+        self._wholes.clear()
 
     def assume_one(self, size: Product) -> None:
         """A size that is 1 here has to be 1 in each call."""
@@ -136,8 +138,11 @@ class Views:
 
     def whole(self, value: Value) -> View:
         """A value as a view of itself."""
-        axes = tuple((Atom(i, self.size(n), ONE),) if not _is_one(n) else () for i, n in enumerate(value.shape))
-        return View(value, axes, {})
+        known = self._wholes.get(value)
+        if known is None:
+            axes = [(Atom(i, self.size(n), ONE),) if not _is_one(n) else () for i, n in enumerate(value.shape)]
+            known = self._wholes[value] = View(value, tuple(axes), {})
+        return known
 
     def of(self, value: Value, casts: bool = False, stop: Any = ()) -> View:
         """The value as a view of what it is made of by views alone.  Mixes: it holds for these sizes only."""
