@@ -1,15 +1,19 @@
 """Attention as known courses and repositories type it: their lines, the same converted, and with torch's own function.
 
-    python benchmarks/famous_classes.py [--seconds 0.5]
+    python benchmarks/famous_classes.py [--seconds 0.5] [--ours]
 
 Prints the table of docs/your-own-attention.md: how many times as fast as its own lines each class is, converted and, in
 brackets, with F.scaled_dot_product_attention in the place of its three lines; evaluation and training (forward and
 backward, no dropout), one thread, two sizes.  The three take turns; medians of
 the processor's time count, which a busy machine changes less than a clock's.
+
+--ours prints another table: how many times as long each class takes, converted, as our own layer of the same kind on
+the same input; in brackets, how many times as fast as its own lines it is.
 """
 
 import argparse
 import copy
+import random
 import time
 
 import numpy as np
@@ -21,6 +25,7 @@ import mha_c.torch
 from mha_c.config import processor
 
 SIZES = {"2 x 10 tokens, 64 features": (2, 10, 64), "8 x 64 tokens, 128 features": (8, 64, 128)}
+LARGE = {"8 x 128 tokens, 256 features": (8, 128, 256)}
 HEADS = 4
 
 
@@ -94,6 +99,18 @@ class Vision(nn.Module):
         return self.to_out(mixed(q, k, v, None, self.by_torch).transpose(1, 2).flatten(2))
 
 
+class OurHead(nn.Module):
+    """Three projections, and our attention in the place of the lines of a lecture's head."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(features, features, bias=False) for _ in range(3))
+        self.attention = mha_c.torch.DotProductAttention(dropout=0)
+
+    def forward(self, x):
+        return self.attention(self.query(x), self.key(x), self.value(x), causal=True)
+
+
 CLASSES = {
     "minGPT: one projection, causal": (MinGPT, lambda x: (x,)),
     "Annotated Transformer, no mask": (Annotated, lambda x: (x, x, x)),
@@ -103,55 +120,93 @@ CLASSES = {
 }
 
 
+def our_layer(name, features):
+    """Our own layer of the same kind as a class."""
+    if name.startswith("minGPT"):
+        return mha_c.torch.CausalAttention(features, HEADS, bias=True)
+    if name.startswith("a GPT"):
+        return OurHead(features)
+    return mha_c.torch.MultiHeadAttention(features, HEADS, 0, bias=True)
+
+
+def our_arguments(name, x):
+    """What our own layer is called with where the class is called with an input."""
+    if name.startswith(("minGPT", "a GPT")):
+        return (x,), {}
+    return (x, x, x), {"keep_mask": padding(x)[:, None]} if "padding" in name else {}
+
+
 def padding(x):
     lens = torch.tensor([x.shape[1], x.shape[1] // 2] * (len(x) // 2))
     return (torch.arange(x.shape[1]) < lens[:, None])[:, None]
 
 
-def evaluation(module, inputs):
+def evaluation(module, inputs, named):
     with torch.no_grad():
-        module(*inputs)
+        module(*inputs, **named)
 
 
-def training(module, inputs):
-    module(*inputs).sum().backward()
+def training(module, inputs, named):
+    module(*inputs, **named).sum().backward()
     module.zero_grad(set_to_none=True)
 
 
-def ratios(call, modules, inputs, seconds):
-    """How many times as fast as the first of the modules each other is."""
-    times = [[] for _ in modules]
+MODES = (("eval", evaluation), ("train", training))
+
+
+def times(call, cases, seconds):
+    """The median time of each of some (module, arguments, named arguments), which take turns, in any order: who comes
+    after the reader's lines finds the caches full of others' things."""
+    found = [[] for _ in cases]
     end = time.perf_counter() + seconds
-    while len(times[0]) < 5 or time.perf_counter() < end:
-        for module, own in zip(modules, times):
+    while len(found[0]) < 5 or time.perf_counter() < end:
+        for i in random.sample(range(len(cases)), len(cases)):
             start = time.process_time()
-            call(module, inputs)
-            own.append(time.process_time() - start)
-    first, *others = map(np.median, times)
-    return [first / other for other in others]
+            call(*cases[i])
+            found[i].append(time.process_time() - start)
+    return [*map(np.median, found)]
+
+
+def beside_their_lines(name, size, call, mode, seconds):
+    """A cell of the page's table."""
+    batch, tokens, features = size
+    kind, arguments = CLASSES[name]
+    own, by_torch = (kind(features, tokens, how) for how in (False, True))
+    by_torch.load_state_dict(own.state_dict())
+    converted, x = copy.deepcopy(own), torch.randn(batch, tokens, features)
+    mha_c.torch.convert(converted)
+    modules = [getattr(module, mode)() for module in (own, converted, by_torch)]
+    lines, ours, theirs = times(call, [(module, arguments(x), {}) for module in modules], seconds)
+    return f"{lines / ours:.1f} ({lines / theirs:.1f})"
+
+
+def beside_our_layer(name, size, call, mode, seconds):
+    """A cell of the other table."""
+    batch, tokens, features = size
+    kind, arguments = CLASSES[name]
+    own, layer, x = kind(features, tokens, False), our_layer(name, features), torch.randn(batch, tokens, features)
+    converted = mha_c.torch.convert(copy.deepcopy(own))
+    given = arguments(x), {}
+    cases = [(getattr(module, mode)(), *given) for module in (own, converted)]
+    cases.append((getattr(layer, mode)(), *our_arguments(name, x)))
+    lines, ours, layers = times(call, cases, seconds)
+    return f"{ours / layers:.2f} ({lines / ours:.1f})"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.5)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--ours", action="store_true")
+    given = parser.parse_args()
     torch.set_num_threads(1)
     mha_c.set_num_threads(1)
+    sizes, cell = ({**SIZES, **LARGE}, beside_our_layer) if given.ours else (SIZES, beside_their_lines)
     print(f"{processor()}, one thread, torch {torch.__version__}")
-    print("| class | " + " | ".join(f"{size}, {kind}" for size in SIZES for kind in ("evaluation", "training")) + " |")
-    print("|---|" + "---:|" * (2 * len(SIZES)))
-    for name, (kind, arguments) in CLASSES.items():
-        cells = []
-        for batch, tokens, features in SIZES.values():
-            torch.manual_seed(0)
-            own, by_torch = (kind(features, tokens, how) for how in (False, True))
-            by_torch.load_state_dict(own.state_dict())
-            converted, x = copy.deepcopy(own), torch.randn(batch, tokens, features)
-            mha_c.torch.convert(converted)
-            for mode, call in (("eval", evaluation), ("train", training)):
-                modules = [getattr(module, mode)() for module in (own, converted, by_torch)]
-                ours, theirs = ratios(call, modules, arguments(x), seconds)
-                cells.append(f"{ours:.1f} ({theirs:.1f})")
+    print("| class | " + " | ".join(f"{size}, {call.__name__}" for size in sizes for _, call in MODES) + " |")
+    print("|---|" + "---:|" * (2 * len(sizes)))
+    for name in CLASSES:
+        torch.manual_seed(0)
+        cells = [cell(name, size, call, mode, given.seconds) for size in sizes.values() for mode, call in MODES]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
 
 

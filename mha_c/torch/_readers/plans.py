@@ -27,6 +27,7 @@ MOST_SHAPES = 1000  # that a plan remembers
 
 _SCALED = "its scale is not 1 / sqrt(d), and one call of a layer has no other"
 _CAPPED = "its scores are capped, and one call of a layer caps none"
+_UNTOLD = "its axes could not be told"
 _INSTEAD = {
     _SCALED: "dot_product_attention(q, k, v, scale=...)",
     _CAPPED: "dot_product_attention(q, k, v, softcap=...)",
@@ -92,7 +93,10 @@ class Plan:
                 x: arrangement(self.order, _rows_as_queries(x.letters)) for x in _leaves(layer.result) if x.what == OUT
             }
         except ValueError:
-            raise Left("its axes could not be told", layer.line) from None
+            wide = any(each.letters.count(x) > 1 for each in layer.inputs for x in "qk")
+            words = "its positions have several axes, and those of the core have one" if wide else _UNTOLD
+            first = layer.projections[0] if wide else None
+            raise Left(words, first.lines[0] if first is not None else layer.line) from None
         self.back, self.rate = back, _Rate(layer.dropout)
         others = self._no_layer_has()
         self.whole = not on_heads and not others

@@ -237,7 +237,10 @@ class _Finder:
         total = view.source.node.args[0]  # type: ignore[union-attr]
         made = total.node if isinstance(total, Value) else None
         if made is None or made.name.rstrip("_") != "add" or len(made.values()) < 2:
-            raise Unclear("what is in the tanh is no sum of queries and keys", view.source.node)
+            words = "what is in the tanh is no sum of queries and keys"
+            if made is not None and made.name == "linear" and self._is_cat(made.values()[0]):
+                words = "one weight projects queries and keys side by side (cat), and the core has a weight for each"
+            raise Unclear(words, made or view.source.node)
         rank = len(total.shape)
         out = product.node.results[0]
         atoms = back.view.axes[axis]
@@ -279,6 +282,13 @@ class _Finder:
                 place.append((name if name[0] != "x" else "b", atom.size))
             letters.append(place)
         return found[0][0], found[1][0], letters, product.weight, 1.0
+
+    def _is_cat(self, value: Value) -> bool:
+        try:
+            node = self.views.of(value).source.node
+        except Mixes:
+            return False
+        return node is not None and node.name == "cat"
 
     # --- torch's own ----------------------------------------------------------------------------------------
 

@@ -417,8 +417,8 @@ def _checks_of(setting: Setting) -> Optional[list[Any]]:
     if kind is FunctionType and value[2] is None:
         names = "__code__", "__defaults__", "__kwdefaults__", "__closure__"
         return [x for pair in zip(names, value) for x in (owner, *pair)]
-    if kind is CellType:
-        return [owner, "cell_contents", value]
+    if kind is CellType or isinstance(owner, Tensor):
+        return [owner, "cell_contents" if kind is CellType else "_version", value]
     if isinstance(owner, type):
         (names,) = gc.get_referents(vars(owner))  # the dict behind the view
         return [names, None, tuple(x for pair in value.items() for x in pair)] if type(names) is dict else None

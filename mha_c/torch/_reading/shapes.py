@@ -350,6 +350,8 @@ def conv(args: Any, kwargs: Any) -> Shape:
     x, weight = args[0].shape, args[1].shape
     if any(n != 1 for n in weight[2:]):
         raise ValueError
+    if _given(args, kwargs, 6, "groups", 1) == 1:
+        meet(x[len(x) - len(weight) + 1], weight[1])
     return (*x[: len(x) - len(weight) + 1], weight[0], *x[len(x) - len(weight) + 2 :])
 
 
