@@ -1,7 +1,5 @@
 """Parts whose weights are quantized, packed, or brought by hooks for the call: called as d2l's own class calls them."""
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -60,7 +58,7 @@ def test_weights_that_hooks_bring_for_the_call(d2l, away):
     return found
 
 
-def test_convert_leaves_a_layer_that_is_quantized_already_as_a_whole(d2l):
+def test_convert_calls_the_parts_of_a_layer_that_is_quantized_already(d2l):
     torch.set_default_dtype(torch.float32)  # the fixture puts it back
     model = nn.Sequential(multi_head(d2l), multi_head(d2l), d2l.DotProductAttention(0.0))
     for layer in model[:2]:
@@ -70,11 +68,16 @@ def test_convert_leaves_a_layer_that_is_quantized_already_as_a_whole(d2l):
     with torch.no_grad():
         expected = model[0](*given)
     mt.convert(model)
-    assert [type(x).__module__.startswith("mha_c") for x in model[1:]] == [True, True]
-    for _ in range(3):  # with the part that is not torch's own, called as the book calls it
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+    assert [type(x).__module__.startswith("mha_c") for x in model] == [True] * 3
+    called = []
+    for name, part in model[0].named_children():
+        if name != "attention":
+            assert isinstance(part, Int8Linear)
+            part.register_forward_hook(lambda *_, name=name: called.append(name))
+    for _ in range(3):
+        with torch.no_grad():
             torch.testing.assert_close(model[0](*given), expected)
+    assert called == ["W_q", "W_k", "W_v", "W_o"] * 3
 
 
 @pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16])
