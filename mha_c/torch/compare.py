@@ -23,6 +23,7 @@ from ._readers.modules import LOOKED
 from .convert import convert, of_arrays
 
 WIDE = 2  # times the lowest ratio, or the time of one thread: more is the machine's other work, not the module's
+UNCERTAIN = 10  # times the lowest ratio: then no ratio is said
 
 
 def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = True) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def compare(module: nn.Module, *inputs: Any, seconds: float = 1.0, show: bool = 
         for name, words in (("forward", "forward"), ("training", "forward + backward")):
             low, high = result[f"{name}_range"]
             print(f"  {words:<20}{_us(result[f'{name}_us'])}, with mha_c {_us(result[f'{name}_ours_us'])}: ", end="")
-            print(f"{_digits(result[f'{name}_ratio'])} times as fast ({_digits(low)} to {_digits(high)})")
+            ratio = "uncertain" if high > UNCERTAIN * low else f"{_digits(result[f'{name}_ratio'])} times as fast"
+            print(f"{ratio} ({_digits(low)} to {_digits(high)})")
         print(f"  largest difference  {result['largest_difference']:9.1e}")
         if any(map(_wide, found.values())):
             print("  The machine has other work, so a range is wide: measure again when it is quiet.")

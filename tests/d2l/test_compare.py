@@ -42,8 +42,12 @@ def test_compare(d2l, capsys):
     shown = capsys.readouterr().out
     assert f"MultiHeadAttention on {result['processor']}, " in shown and "largest difference" in shown
     low, high = result["forward_range"]
-    said_of_it = re.search(r"forward  .* ([\d.]+) times as fast \(([\d.]+) to ([\d.]+)\)", shown).groups()
+    said_of_it = re.search(
+        r"forward  .*: (?:uncertain|([\d.]+) times as fast) \(([\d.]+) to ([\d.]+)\)", shown
+    ).groups()
     for said, found in zip(said_of_it, (result["forward_ratio"], low, high)):
+        if said is None:  # the machine is too busy for a ratio
+            continue
         assert 1 <= len(said.replace(".", "").lstrip("0")) <= 2 or found >= 100, said
         assert float(said) == pytest.approx(found, rel=0.051)  # two digits
     assert 0 < low <= high
@@ -115,3 +119,7 @@ def test_compare_says_where_a_range_is_wide(capsys, monkeypatch):
     result = mha_c.d2l.compare(torch.nn.MultiheadAttention(8, 2), *[torch.randn(3, 1, 8)] * 3)
     shown = capsys.readouterr().out
     assert "3.0 times as fast (1.5 to 3.1)" in shown and "a range is wide" in shown and result["threads"] == 1
+    timed["range"] = (0.25, 64.0)  # no ratio of these turns means anything
+    mha_c.d2l.compare(torch.nn.MultiheadAttention(8, 2), *[torch.randn(3, 1, 8)] * 3)
+    shown = capsys.readouterr().out
+    assert "uncertain (0.25 to 64)" in shown and "times as fast" not in shown and "a range is wide" in shown

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import needs
 from mha_c import masked_softmax, teach
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +63,14 @@ def test_figures_names_and_addresses_are_those_of_the_english_page(page):
     english, chinese = prose(PAGES[page]), prose(page)
     assert {x for x in re.findall(r"\d+\.\d[.\d]*\d|\d+\.\d", english)} <= {*re.findall(r"\d+(?:\.\d+)+", chinese)}
     assert {x for x in re.findall(r"`([^`\n]+)`", english)} <= {*re.findall(r"`([^`\n]+)`", chinese)}
+
+
+def test_no_star_of_an_emphasis_stands_on_the_page(page):
+    """Markdown ends no emphasis between a sign of punctuation and a letter, as Chinese has them side by side."""
+    parser = needs.module("markdown_it").MarkdownIt("commonmark").enable("table")
+    parts = [part for block in parser.parse(text(page)) for part in block.children or ()]
+    assert len(parts) > 20
+    assert [part.content for part in parts if part.type == "text" and "*" in part.content] == []
 
 
 def test_each_leads_to_the_other(page):
