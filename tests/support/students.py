@@ -6,8 +6,8 @@ not make this mistake.  A maker called without mistakes gives a right one.
 
 import numpy as np
 
-# CPU time of an answer.  The slowest takes 1 to 2 s on an AMD EPYC family 25 model 1 (Zen 3), 2 cores, where other work
-# shares its caches; twice that is left for a slower machine.
+# CPU time of an answer.  The slowest of 566 takes 2.4 s on an AMD EPYC family 25 model 1 (Zen 3), 2 cores, while twenty
+# other programs share its caches, and less alone.
 SECONDS = 4
 
 
