@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import mha_c.torch as mt
+import needs
 
 LENS = torch.tensor([2, 4])
 MASK, OTHER = torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 1, 1]]), torch.tensor([[1, 1, 0, 1, 1], [1, 1, 0, 0, 1]])
@@ -106,3 +107,26 @@ def test_one_item_or_key_is_what_the_lines_make_of_it(kind):
         inputs = [torch.randn(n_items, 8), *inputs] if kind is SqueezedWeights else inputs
         found, expected = module(*inputs), twin(*inputs)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+class Plain(nn.Module):
+    def forward(self, queries, keys):
+        return (queries @ keys.mT / queries.shape[-1] ** 0.5).softmax(-1) @ keys
+
+
+@pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
+@pytest.mark.filterwarnings("ignore:convert left")
+def test_plain_products_of_wide_rows_keep_their_lines_where_gradients_are_taken():
+    """The core is no faster there; it computes their evaluation, and training with narrow rows."""
+    for features, way in ((256, "waits"), (32, "core")):
+        module = mt.convert(Plain())
+        queries, keys = (torch.randn(1, n, features, requires_grad=True) for n in (64, 80))
+        for _ in range(2):
+            torch.testing.assert_close(module(queries, keys), Plain()(queries, keys), rtol=1e-5, atol=1e-5)
+        told = mt.report(module).as_dict()[""]
+        assert told["way"] == way
+        assert (way == "core") or "rows are wide" in told["reason"]
+        with torch.no_grad():
+            module(queries, keys)
+            module(queries, keys)
+        assert mt.report(module).as_dict()[""]["way"] == "core"

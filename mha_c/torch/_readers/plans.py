@@ -13,7 +13,7 @@ from .._call.dropout import core_dropout
 from .._call.records import AttentionCall, AttentionTensors, Options, Parameters, new_record
 from .._reading.graph import Reading, Value
 from .._reading.masks import Mask
-from .._reading.sizes import Axis, axes_of, evaluated, formula_of
+from .._reading.sizes import Axis, axes_of, evaluated, formula_of, plain
 from .._weights.last import Last, last_of
 from .arranging import arrangement, filled
 from .layer import DROPPED, OUT, Given, Layer, Left, LeftWithGraph, short
@@ -23,8 +23,6 @@ from .weights import parameters_of
 REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
 MOST_BANDS = 8
 MOST_SHAPES = 1000  # that a plan remembers
-
-
 _SCALED = "its scale is not 1 / sqrt(d), and one call of a layer has no other"
 _CAPPED = "its scores are capped, and one call of a layer caps none"
 _UNTOLD = "its axes could not be told"
@@ -131,6 +129,19 @@ class Plan:
         if with_graph and columns and layer.heads == 1:
             words = "one head with weights that are columns, x @ W, is no faster in the core when gradients are taken"
             raise LeftWithGraph(words, layer.line, "nn.Linear")
+
+        unmasked = not (layer.masks or layer.causal or layer.window is not None or layer.dropout)
+        if with_graph and unmasked and not any(layer.projections) and self._is_wide():
+            words = "nothing is projected, hidden or dropped, and rows are wide: with gradients the core is no faster"
+            raise LeftWithGraph(words, layer.line)
+
+    def _is_wide(self) -> bool:
+        """Whether plain dot products with gradients took 1.0 to 1.3 times as long in the core."""
+        sizes: dict[str, int] = {}
+        for each in self.layer.inputs[1::-1]:
+            sizes.update(zip(each.letters, map(plain, self.reading.graph.inputs[each.name].shape)))
+        n, width = sizes.get("q", 1) * sizes.get("k", 1), sizes.get("c", 0)
+        return self.layer.kind == "dot" and width >= 128 and n * width >= 1 << 20
 
     def _no_layer_has(self) -> str:
         """What one call of a layer has not, in words; "" where it has all."""
