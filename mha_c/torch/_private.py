@@ -104,6 +104,15 @@ def in_transform() -> bool:
 # Operators of our own, which compilers and exporters can follow; without these, torch's operations compute there.
 has_operators = _found("torch.library.register_vmap") is not None
 
+
+def surely(condition: Any) -> Any:
+    """Whether a condition on sizes holds that a compiler may have as symbols: False if only the data tell."""
+    from torch.fx.experimental import symbolic_shapes  # compilers have imported it
+
+    guard = getattr(symbolic_shapes, "guard_or_false", None)
+    return guard is not None and guard(condition)
+
+
 # Compilers from before they knew the slots of types end in errors inside our layers: they go around these, so that a
 # program is compiled up to a layer and behind it.
 _compiler = _found("torch._C._dynamo.eval_frame")

@@ -100,6 +100,7 @@ def test_operators_are_well_formed():
         (x, y, v, lens + 5, *W[:2], *[None] * 6, b[None], None, None, 1, 1, "uniform", 0.0, "", 0, [], None),
     ):
         torch.library.opcheck(torch.ops.mha_c.layer, arguments, test_utils=tests)
+        torch.library.opcheck(torch.ops.mha_c.layer_with_weights, arguments, test_utils=tests[:2])  # has no gradients
 
 
 def test_export_and_trace():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..._core import attention_weights, layer_backward, layer_forward
 from ..._layer.kept_weights import Kept, for_backward
-from .._private import has_operators
+from .._private import has_operators, surely
 from .._tensors import draw_seed_tensor, lengths, result_type, without_subclass
 from .._weights.last import Last
 from .attention import any_needs_grad
@@ -24,7 +24,7 @@ from .children import Parts
 from .dropout import number, rate
 from .formulas import split_heads
 from .records import LayerCall, Options, Parameters, pair
-from .scored import Scored
+from .scored import Computed, Scored
 from .turning import turn_for_core
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
@@ -37,6 +37,7 @@ _LAYER = (
 N_GRADS = 13  # of inputs, parameters and bias
 SCHEMAS = {
     "layer": f"({_LAYER}) -> ({', '.join(['Tensor'] * (1 + N_TAPE))})",
+    "layer_with_weights": f"({_LAYER}) -> (Tensor, Tensor)",
     "layer_backward": f"(Tensor grad_out, {', '.join(f'Tensor t{i}' for i in range(N_TAPE))}, {_LAYER}, "
     f"bool[] needs) -> ({', '.join(['Tensor'] * N_GRADS)})",
     "weights": "(Tensor q, Tensor k, Tensor? w_v, Tensor? valid_lens, Tensor row_max, Tensor row_sum, "
@@ -75,22 +76,37 @@ def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any,
     rows = [n for pair in options.rows or () for n in pair]
     words = Words(heads, kv_heads, module.empty_rows, p, options.causal or "", module._turned_features(), rows)
     seed = draw_seed_tensor() if p else None
-    found = torch.ops.mha_c.layer(queries, keys, values, lens, *parameters, *masks, *words, seed)
-    out, q, k, _, _, row_max, row_sum, met = found
+    arguments = (queries, keys, values, lens, *parameters, *masks, *words, seed)
+    records = torch.is_grad_enabled() and any_needs_grad((queries, keys, values, options.bias), parameters)
+    if module._last is not None:
+        module.__dict__["_last"] = None
+    if not records and surely(_weights_are_smaller(arguments, words)):  # nothing else is kept, as in an eager call
+        out, weights = torch.ops.mha_c.layer_with_weights(*arguments)
+        holder["_last"] = Last(Computed(weights), dtype)
+        return out.to(dtype)
+    out, q, k, _, _, row_max, row_sum, met = torch.ops.mha_c.layer(*arguments)
     kept = Options(options.causal, None, None, words.turns, options.rows)
     done = words.call(None if lens is None else met, seed, kept)
     used = [x.clone() if W is None else y for y, W, x in zip((q, k), parameters, (queries, keys))]
     q, k = (split_heads(x.detach(), n) for x, n in zip(used, (heads, kv_heads)))
     w_v = None if parameters.w_v is None else parameters.w_v.detach().clone()
-    records = torch.is_grad_enabled() and any_needs_grad((queries, keys, values, options.bias), parameters)
-    if module._last is not None:
-        module.__dict__["_last"] = None
     source = LayerSource.of(queries, keys, parameters, masks, done, True) if records else None
     keep_mask, bias = (None if x is None else x.detach().clone() for x in masks)
     of_rows = row_max.detach(), row_sum.detach()
     scored = Scored(q, k, w_v, done.valid_lens, module.empty_rows, options.causal, keep_mask, bias, of_rows)
     holder["_last"] = Last(scored, dtype, source)
     return out.to(dtype)
+
+
+def _weights_are_smaller(arguments: Any, words: Words) -> Any:
+    """Whether the core keeps the weights themselves of a call without gradients: csrc/python/args_layer.c."""
+    (batch, n_queries, _), n_keys = arguments[0].shape, arguments[1].shape[1]
+    sizes = words.rows[1::2] or (None, None)
+    of_q, of_k = (
+        x.shape[2] if W is None else W.shape[0] if size is None else size
+        for x, W, size in zip(arguments[:2], arguments[4:6], sizes)
+    )
+    return batch * words.num_heads * n_queries * n_keys <= batch * (n_queries * of_q + n_keys * of_k)
 
 
 # --- The kernels --------------------------------------------------------------------------------------------
@@ -131,6 +147,18 @@ def _layer(*arguments: Any) -> tuple[Tensor, ...]:
         lens = np.full(tuple(valid_lens.shape), keys.shape[1])
     parts = q, k, kept.values, kept.context, kept.row_max, kept.row_sum
     return (out, *[_tensor(part, queries) for part in parts], _tensor(lens, keys, torch.int64))
+
+
+def _layer_with_weights(*arguments: Any) -> tuple[Tensor, Tensor]:
+    queries, keys, values, valid_lens, parameters, call = _Call.of(arguments)
+    lens = lengths(valid_lens)
+    out, kept = layer_forward(queries, keys, values, lens, parameters, parameters.w_v, *call[1:5], False, call.options)
+    return out, _tensor(kept[1], queries)
+
+
+def _layer_with_weights_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
+    out, words, queries = _layer_fake(*arguments)[0], Words(*arguments[N_TENSORS:-1]), arguments[0]
+    return out, queries.new_empty(queries.shape[0], words.num_heads, queries.shape[1], arguments[1].shape[1])
 
 
 def _layer_fake(*arguments: Any) -> tuple[Tensor, ...]:
@@ -216,8 +244,8 @@ def _of_inner(i: int) -> bool:
 
 if has_operators:
     for name, (kernel, fake) in {
-        "layer": (_layer, _layer_fake), "layer_backward": (_layer_grads, _layer_grads_fake),
-        "weights": (_weights, _weights_fake),
+        "layer": (_layer, _layer_fake), "layer_with_weights": (_layer_with_weights, _layer_with_weights_fake),
+        "layer_backward": (_layer_grads, _layer_grads_fake), "weights": (_weights, _weights_fake),
     }.items():  # fmt: skip
         torch.library.define(f"mha_c::{name}", SCHEMAS[name])
         torch.library.impl(f"mha_c::{name}", "cpu", kernel)
