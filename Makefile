@@ -17,7 +17,7 @@ BIN := $(CURDIR)/.venv/bin
 STAMPS := .venv/stamps
 RUN := build/run
 D2L := $(foreach version,0.17.6 1.0.3,.cache/d2l-$(version)/d2l/torch.py)
-SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md \
+SOURCES := pyproject.toml setup.py MANIFEST.in LICENSE README.md CITATION.cff \
 	$(shell find csrc mha_c -type f ! -name '*.so' ! -name '*.pyc')
 PLAYGROUND_SOURCES := $(filter-out csrc/python/%,$(wildcard csrc/*.h csrc/*/*)) \
 	tools/playground.c $(wildcard mha_c/viz/* mha_c/viz/playground_page/*.* mha_c/viz/playground_page/*/*)

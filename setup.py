@@ -43,11 +43,11 @@ WINDOWS = [("MS_WINDOWS", ""), ("MS_WIN32", ""), ("MS_WIN64", "")] if sys.platfo
 # Built for a browser, Python runs on another system than it builds for.
 SYSTEM = "emscripten" if sysconfig.get_platform().endswith("wasm32") else sys.platform
 PAGES = {"Source": "", "Issues": "/issues", "Changelog": "/blob/HEAD/CHANGELOG.md"}
-ADDRESS = "ADDRESS-OF-THE-REPOSITORY"  # in the README's line that installs, until `make address` has filled it in
-with open("README.md", encoding="utf-8") as file:
-    README = file.read()
-INSTALLED_FROM = re.search(r"^pip install git\+(\S+)$", README, re.MULTILINE)[1].replace(ADDRESS, "")
-REPOSITORY = os.environ.get("MHA_C_REPOSITORY", INSTALLED_FROM).rstrip("/")
+ADDRESS = "ADDRESS-OF-THE-REPOSITORY"  # in the README, until `make address` has filled it in
+with open("README.md", encoding="utf-8") as file, open("CITATION.cff", encoding="utf-8") as cited:
+    README, CITATION = file.read(), cited.read()
+CITED = re.search(r'^repository-code: "(.*)"$', CITATION, re.MULTILINE)  # which `make address` writes
+REPOSITORY = os.environ.get("MHA_C_REPOSITORY", CITED[1] if CITED else "").rstrip("/")
 ACTIVE = [name for name in SWITCHES if os.environ.get(name, "0") not in ("", "0")]
 
 

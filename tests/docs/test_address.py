@@ -24,10 +24,18 @@ def with_installs(root):
 
 def test_one_word_stands_for_the_address_everywhere():
     found = with_installs(ROOT)
-    assert len(found) >= 18 and {"README.md", "README.zh-CN.md", "docs/colab.md"} <= {*found}
+    if "pip install mha_c\n" not in (ROOT / "README.md").read_text():  # before the first release
+        assert len(found) >= 18 and {"README.md", "README.zh-CN.md", "docs/colab.md"} <= {*found}
     assert len({*map(frozenset, found.values())}) == 1
     texts = [path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))]
     assert {*re.findall(r"ADDRESS-OF-[A-Z-]+", "".join(texts))} <= {address.UNKNOWN, "ADDRESS-OF-YOUR-COPY"}
+
+
+def forget(known, root):
+    """Where the address was filled in, the word for it stands there again, as before that."""
+    for path in [*root.rglob("*.md"), root / "mha_c" / "viz" / "whole_page.py", root / address.CITED]:
+        text = re.sub(r'repository-code: ".*"\n', "", path.read_text(encoding="utf-8"))
+        path.write_text(text.replace(known, address.UNKNOWN), encoding="utf-8")
 
 
 def test_make_address_fills_it_in(tmp_path):
@@ -39,6 +47,7 @@ def test_make_address_fills_it_in(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=without)
     for path in (p for p in ROOT.iterdir() if p.is_file()):
         shutil.copy(path, tmp_path)
+    forget(*{*map(frozenset, with_installs(ROOT).values())}.pop(), tmp_path)
     make = ["make", "--no-print-directory", "address", f"PYTHON={sys.executable}"]  # `make test` may have called us
     refused = subprocess.run([*make, "REPOSITORY=mine"], cwd=tmp_path, capture_output=True, text=True)
     assert refused.returncode and "make address REPOSITORY=" in refused.stderr
