@@ -258,7 +258,7 @@ def test_convert_leaves_what_computes_something_else(grouped):
     layer = Turned(16, 4, 2, rope=True) if grouped else Turned(16, 4, rope=True)
     inputs = [torch.randn(2, 6, 16)] * (3 if grouped else 1)
     expected, turned = layer(*inputs), mt.convert(copy.deepcopy(layer))
-    with pytest.warns(UserWarning, match="as it is: mul comes before the queries are projected"):
+    with pytest.warns(UserWarning, match="as it is: mul makes the queries, which no call of the core does"):
         assert torch.equal(turned(*inputs), expected)  # read at its first call
     assert type(turned) is Turned and torch.equal(turned(*inputs), expected)
     hooked, fired = base(16, 4, 2) if grouped else base(16, 4), []

@@ -1,4 +1,5 @@
-"""Classes that project by convolutions of one step: the core's where nothing else is in them, else their own lines."""
+"""Classes that project by convolutions of one step: the core's where nothing else is in them, else their own lines; and
+what is said of queries that are made in another way."""
 
 import copy
 
@@ -122,3 +123,24 @@ def test_positions_of_two_axes_are_named():
     for _ in range(2):
         torch.testing.assert_close(module(x), twin(x), **TOLERANCE)
     assert "positions have several axes" in mt.report(module).as_dict()[""]["reason"]
+
+
+class Turned(nn.Module):
+    """Queries whose neighbouring features are turned behind their projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+
+    def forward(self, x):
+        q, angles = self.q(x), torch.arange(x.shape[1])[:, None] * torch.ones(FEATURES // 2)
+        one, two = q[..., 0::2], q[..., 1::2]
+        turned = torch.stack((one * angles.cos() - two * angles.sin(), one * angles.sin() + two * angles.cos()), -1)
+        return (turned.flatten(-2) @ self.k(x).mT).softmax(-1) @ x
+
+
+@pytest.mark.filterwarnings("ignore:convert left")
+def test_what_is_done_behind_a_projection_is_not_said_to_come_before_it():
+    module = mt.convert(Turned())
+    module(torch.randn(2, 5, FEATURES))
+    assert "stack makes the queries" in mt.report(module).as_dict()[""]["reason"]

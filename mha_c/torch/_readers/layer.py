@@ -176,7 +176,10 @@ class _Fitted:
         while value.node is not None:
             before = view_of(value.node, self.meanings)
             if before is None:
-                raise Left(f"{_named(value.node)} comes before the {noun} are projected", value.node.line)
+                where = f"comes before the {noun} are projected"
+                if operand.projected is None:
+                    where = f"makes the {noun}, which no call of the core does"
+                raise Left(f"{_named(value.node)} {where}", value.node.line)
             value = before
             letters = letters_of(value, self.meanings)
         if value.kind != "input":
