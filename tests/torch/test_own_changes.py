@@ -14,6 +14,7 @@ import own_attention_calls
 import own_lookalikes_more
 from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
 from mha_c.torch._call import core
+from mha_c.torch._readers.replaying import near
 
 pair = pytest.fixture(of_the_zoo, params=ZOO)
 where_read = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
@@ -226,3 +227,12 @@ def test_settings_that_change():
         one.settings = copy.copy(one.settings)
         one.settings.n_head = 4
     torch.testing.assert_close(module(x), twin(x))
+
+
+def test_numbers_beside_an_infinity_are_compared():
+    own = torch.tensor([1.0, torch.inf, torch.nan, -torch.inf])
+    assert near(torch.tensor([1.0, torch.inf, 0.0, -torch.inf]), own)
+    assert not near(torch.tensor([1.1, torch.inf, 0.0, -torch.inf]), own)
+    assert not near(torch.tensor([1.0, 3e38, 0.0, -torch.inf]), own)
+    assert not near(torch.tensor([1.0, torch.inf, 0.0, torch.nan]), own)
+    assert not near(own[1:3], own[1:3])  # nothing is compared
