@@ -74,8 +74,8 @@ mha_threads_limit_own(unsigned n_threads)
  * YIELD_AFTER_NS it yields: without that, 16 threads on 2 CPUs spend most of their time in each other's way.
  *
  * Beside others, too: with workers that spin for 0, 5, 20, 51 and 200 us, what NumPy or torch computes between two of
- * our calls took as long (2.1 to 2.2 ms, 2.5 to 2.7 ms), and small calls alone took 166 to 175 us, all within what a run
- * scatters (benchmarks/beside.py --own-threads, AMD EPYC family 25 model 1, two cores).
+ * our calls took as long (2.1 to 2.2 ms, 2.5 to 2.7 ms), and small calls alone took 166 to 175 us, all within what one
+ * run scatters (benchmarks/beside.py --own-threads, AMD EPYC family 25 model 1, two cores).
  */
 #define SPIN_NS 50000
 #define YIELD_AFTER_NS 10000
