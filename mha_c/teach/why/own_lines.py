@@ -18,7 +18,7 @@ from ..checks.probes import Inputs
 from ..checks.rounds import Run
 from ..words.sentences import said, say
 from .mending import Mended, mended
-from .noting import Place, Trace
+from .noting import Place, Step, Trace
 from .searching import Search
 from .traces import book_trace, changed, in_one_call, student_trace, telling
 
@@ -115,25 +115,26 @@ def nan_line(run: Run) -> list[Any]:
 
 def line_of(run: Run, name: str, which: int = -1) -> list[OwnLine]:
     """The line of an operation whose name, or text, has these letters: the last, or which of them."""
-    try:
-        trace = student_trace(run, run.probes[-1])
-    except Exception:
-        return []
-    steps = [x for x in trace.steps if x.place.function != "__init__"] if trace is not None else []
+    _, steps = _of_a_call(run)
     found = [x for x in steps if name in x.name] or [x for x in steps if name in x.place.text.lower()]
     return [_line(Found(found[which].place))] if found else []
 
 
 def line_that_multiplies(run: Run, is_meant: Callable[[Any], bool]) -> list[OwnLine]:
     """The line of the last product of an array that is meant."""
+    trace, steps = _of_a_call(run)
+    products = [x for x in steps if x.name in _PRODUCTS and x.value.ndim > 2 and x.sources]
+    found = [x for x in products if trace is not None and any(map(is_meant, map(trace.value, x.sources)))]
+    return [_line(Found(found[-1].place))] if found else []
+
+
+def _of_a_call(run: Run) -> tuple[Optional[Trace], list[Step]]:
+    """The operations of a call, and those of them behind the constructor; none where they cannot be noted."""
     try:
         trace = student_trace(run, run.probes[-1])
     except Exception:
-        return []
-    steps = [x for x in trace.steps if x.place.function != "__init__" and x.sources] if trace is not None else []
-    products = [x for x in steps if x.name in _PRODUCTS and x.value.ndim > 2]
-    found = [x for x in products if trace is not None and any(map(is_meant, map(trace.value, x.sources)))]
-    return [_line(Found(found[-1].place))] if found else []
+        return None, []
+    return trace, [x for x in trace.steps if x.place.function != "__init__"] if trace is not None else []
 
 
 def constructor_line(run: Run) -> list[OwnLine]:
