@@ -19,7 +19,7 @@ from ._arguments import calls, scalars
 from ._arguments.arrays import floats, to_array, to_arrays
 from ._arguments.calls import INPUTS, refuses_at_the_call
 from ._arguments.options import OPTIONS, core_options, projected
-from ._decoder.caches import KeyValueCache, ProjectedKeyValues, by_name, check_steps, most, step_counts, weights_of
+from ._decoder.caches import KeyValueCache, ProjectedKeyValues, by_name, check_steps, most, step_counts
 from ._decoder.rolling import options_of_rows
 from ._decoder.steps import DecodingLayer, check_cache
 from ._layer.call import AttentionLayer
@@ -212,7 +212,7 @@ def _of_steps(
     attention."""
     queries, *rows = inputs
     check_steps(cache.batch, by_name(queries, *rows))
-    after = cache._check(weights_of(*layer._projecting(plan.states)), counts)
+    after = cache._check(layer._weights_of_cache(plan), counts)
     packed = dict(zip(BOOK_NAMES, plan.in_core[0]))
     steps, seen = {}, []
     for name, x in zip(("W_k", "W_v"), rows):
