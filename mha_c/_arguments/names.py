@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 
+_ASKING_WEIGHTS = "need_weights", "return_attention_scores", "output_attentions"
+
 # What others call it: torch, Keras, JAX, Hugging Face, and the book's other editions.
 ELSEWHERE = {
     **dict.fromkeys(("embed_dim", "d_model", "hidden_size", "units", "num_hidden", "hiddens"), "num_hiddens"),
@@ -21,7 +23,7 @@ ELSEWHERE = {
     **dict.fromkeys(("mask", "attn_mask", "attention_mask"), "keep_mask"),
     **dict.fromkeys(("attn_bias", "attention_bias", "position_bias", "score_bias"), "bias"),
     **dict.fromkeys(("seed", "generator", "random_state"), "rng"),
-    **dict.fromkeys(("need_weights", "return_attention_scores", "output_attentions"), "return_weights"),
+    **dict.fromkeys(_ASKING_WEIGHTS, "return_weights"),
 }
 
 # What others have and a layer here has not, and what to write instead: of its call, and of its constructor.
@@ -29,8 +31,7 @@ _OF_WEIGHTS = (
     "leave it out, and read layer.attention_weights after the call: (B, heads, Q, K), or (B, Q, K) of one head"
 )
 INSTEAD = {
-    **dict.fromkeys(("need_weights", "return_weights", "return_attention_scores", "output_attentions"), _OF_WEIGHTS),
-    "average_attn_weights": _OF_WEIGHTS,
+    **dict.fromkeys((*_ASKING_WEIGHTS, "return_weights", "average_attn_weights"), _OF_WEIGHTS),
     "window": "keep_mask= hides any keys, and mha_c.functional.dot_product_attention has a window",
     "batch_first": "leave it out: inputs are always (batch, tokens, features)",
     **dict.fromkeys(("add_bias_kv", "add_zero_attn"), "torch.nn.MultiheadAttention alone has it"),
