@@ -103,10 +103,14 @@ def _weights_are_smaller(arguments: Any, words: Words) -> Any:
     (batch, n_queries, _), n_keys = arguments[0].shape, arguments[1].shape[1]
     sizes = words.rows[1::2] or (None, None)
     of_q, of_k = (
-        x.shape[2] if W is None else W.shape[0] if size is None else size
-        for x, W, size in zip(arguments[:2], arguments[4:6], sizes)
+        x.shape[2] if W is None else _out_features(W, size) for x, W, size in zip(arguments[:2], arguments[4:6], sizes)
     )
     return batch * words.num_heads * n_queries * n_keys <= batch * (n_queries * of_q + n_keys * of_k)
+
+
+def _out_features(weight: Any, size: Any) -> Any:
+    """Of a projection, whose weight may be `size` rows of a joint one."""
+    return weight.shape[0] if size is None else size
 
 
 # --- The kernels --------------------------------------------------------------------------------------------
@@ -166,7 +170,7 @@ def _layer_fake(*arguments: Any) -> tuple[Tensor, ...]:
     (W_q, W_k, W_v, W_o, *_), sizes = nine, words.rows[1::2] or (None,) * 3
     (batch, n_queries, _), n_keys = queries.shape, keys.shape[1]
     q, k, v = (
-        queries.new_empty(0 if W is None else (batch, rows, W.shape[0] if size is None else size))
+        queries.new_empty(0 if W is None else (batch, rows, _out_features(W, size)))
         for W, rows, size in zip((W_q, W_k, W_v), (n_queries, n_keys, n_keys), sizes)
     )
     of_values = values.shape[2] if W_v is None else v.shape[2]
