@@ -72,12 +72,18 @@ def equal_thrice(module, twin, n_steps=5):
             torch.testing.assert_close(module(x), expected[0].detach(), **TOLERANCE)
 
 
-def test_convolutions_of_one_step_are_the_cores():
+def converted(**options):
+    """(module, the same as it was): with three calls that were compared."""
     torch.manual_seed(0)
-    module = Convolved()
+    module = Convolved(**options)
     twin = copy.deepcopy(module)
     mt.convert(module)
     equal_thrice(module, twin)
+    return module, twin
+
+
+def test_convolutions_of_one_step_are_the_cores():
+    module, twin = converted()
     assert way_of(module) == "core"
     equal_thrice(module, twin, n_steps=7)
     for each in (module, twin):  # other weights, and another child
@@ -94,22 +100,14 @@ def test_convolutions_of_one_step_are_the_cores():
 @pytest.mark.parametrize("options", OTHER_CONVOLUTIONS, ids=str)
 def test_other_convolutions_keep_their_lines(options):
     """More than one step, groups, borders, strides: no projection of a row each."""
-    torch.manual_seed(0)
-    module = Convolved(**options)
-    twin = copy.deepcopy(module)
-    mt.convert(module)
-    equal_thrice(module, twin)
+    module, _ = converted(**options)
     assert way_of(module) == "left"
     assert "please report" not in mt.report(module).as_dict()[""]["reason"]
 
 
 @pytest.mark.filterwarnings("ignore:convert left")
 def test_an_attribute_of_a_convolution_that_is_set_later_is_seen():
-    torch.manual_seed(0)
-    module = Convolved()
-    twin = copy.deepcopy(module)
-    mt.convert(module)
-    equal_thrice(module, twin)
+    module, twin = converted()
     for each in (module, twin):
         each.k.stride = each.v.stride = (2,)
     equal_thrice(module, twin, n_steps=6)
