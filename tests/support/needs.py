@@ -128,6 +128,13 @@ def compilers():
         skip_without("a compiler that takes mha_c's layers")
 
 
+def fake_modes_in_threads():
+    """Skips where torch itself crashes as the second thread enters a FakeTensorMode: 2.11 for CUDA without a device."""
+    torch = module("torch")
+    if torch.__version__.startswith("2.11.") and torch.version.cuda and not torch.cuda.is_available():
+        skip_without("FakeTensorMode in threads where no device is")
+
+
 def fresh_compiler():
     """torch's compiler without the graphs of other tests; torch 2.0 imports it only when asked to."""
     of_torch("torch._dynamo")

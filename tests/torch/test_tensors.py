@@ -236,6 +236,7 @@ def test_a_first_use_in_a_mode_leaves_the_thread_as_it_was(mode):
     if mode.startswith("fake"):  # without these functions results are made by torch.from_numpy, which gives fake ones
         needs.operators()
         needs.of_torch("torch.Tensor.__dlpack_c_exchange_api__")
+        needs.fake_modes_in_threads()
     layer, x = mt.DotProductAttention(0.5), torch.ones(2, 3, 4)
 
     def in_thread():
