@@ -10,6 +10,7 @@ import needs
 from masked_layers import KINDS
 from mha_c import torch as mt
 from mha_c.torch import functional
+from mha_c.torch._call.formulas import split_heads
 from torch_modules import entropy, layers, leaf, seeded
 
 gradcheck, gradgradcheck = torch.autograd.gradcheck, torch.autograd.gradgradcheck
@@ -62,7 +63,11 @@ def test_second_derivatives_of_the_operators(dropout):
     def layer(q, k, v, bias, *parameters):
         *W, b = parameters
         words = 2, 2, "uniform", dropout, "bottom_right", 2, []
-        return torch.ops.mha_c.layer(q, k, v, lens, *W, b, None, None, b, None, keep, bias, *words, seed)[0]
+        given = q, k, v, lens, *W, b, None, None, b, None, keep, bias, *words, seed
+        out, q, k, _, _, row_max, row_sum, met = torch.ops.mha_c.layer(*given)
+        q, k = (split_heads(x, 2) for x in (q, k))
+        kept = None, bias, met, row_max, row_sum, keep, "uniform", "bottom_right"
+        return out, torch.ops.mha_c.weights(q, k, *kept)
 
     tensors = q, k, v, bias, *W, b
     assert gradcheck(layer, tensors, atol=1e-5, rtol=1e-4, fast_mode=True)
@@ -82,6 +87,54 @@ def test_second_derivatives_of_layers(name, float64):
 
     assert gradcheck(call, (*inputs, bias), atol=1e-5, rtol=1e-4, fast_mode=True)
     assert gradgradcheck(call, (*inputs, bias), atol=1e-5, rtol=1e-4, fast_mode=True)
+
+
+# --- Gradients of weights ----------------------------------------------------------------------------------------
+
+READ = [("multi-head with biases", True), ("additive", True), ("grouped with biases and rope", True),
+        ("causal with biases and rope", False), ("dot", False)]  # fmt: skip
+
+
+class Reads(nn.Module):
+    """As the book's encoders: its call reads the weights, whether somebody uses them or not."""
+
+    def __init__(self, layer, reads):
+        super().__init__()
+        self.layer, self.reads, self.weights = layer, reads, None
+
+    def forward(self, inputs, **given):
+        out = self.layer(*inputs, **given)
+        self.weights = self.layer.attention_weights if self.reads else None
+        return out
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name, reads", READ)
+def test_gradients_of_weights_in_a_compiled_model(name, reads, float64):
+    """Read in the model's call, or behind it; with an empty row, and a key that nobody sees, which is NaN."""
+    needs.compilers()
+    needs.fresh_compiler()
+    kind = KINDS[name]
+    n, shape = masked_layers.sizes_of(kind), masked_layers.shapes_of(kind)[0]
+    model = Reads(getattr(mt, kind.name)(*kind.arguments), reads)
+    inputs, lens = [torch.from_numpy(x) for x in masked_layers.inputs_of(kind)], None
+    if not kind.is_self:
+        lens = torch.tensor([n[1] - 1, n[1] - 2])
+        inputs[1][:, -1] = torch.nan
+    inputs = [x.requires_grad_() for x in inputs]
+    bias, keep = leaf(*shape), torch.from_numpy(masked_layers.keep_of(shape))
+    leaves = [*inputs, bias, *model.parameters()]
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for used in ("output", "weights", "both"):
+        outcomes = []
+        for call in (model, compiled):
+            out = call(inputs, keep_mask=keep, bias=bias, **({} if lens is None else {"valid_lens": lens}))
+            weights = model.weights if reads else model.layer.attention_weights
+            loss = out.square().sum() * (used != "weights") + entropy(weights) * (used != "output")
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+            grads = [torch.zeros_like(x) if grad is None else grad for x, grad in zip(leaves, grads)]
+            outcomes.append([out, weights + 0, *grads])
+        torch.testing.assert_close(*outcomes, msg=lambda text, used=used: f"{used}: {text}")
 
 
 # --- Seeds -------------------------------------------------------------------------------------------------------

@@ -100,7 +100,24 @@ def test_operators_are_well_formed():
         (x, y, v, lens + 5, *W[:2], *[None] * 6, b[None], None, None, 1, 1, "uniform", 0.0, "", 0, [], None),
     ):
         torch.library.opcheck(torch.ops.mha_c.layer, arguments, test_utils=tests)
+        torch.library.opcheck(torch.ops.mha_c.layer_forward, arguments, test_utils=tests[:2])  # has no gradients
         torch.library.opcheck(torch.ops.mha_c.layer_with_weights, arguments, test_utils=tests[:2])  # has no gradients
+
+
+def test_the_operators_of_weights_are_well_formed():
+    q, k, w_v = (torch.randn(*shape, requires_grad=True) for shape in ((2, 4, 3, 6), (2, 2, 5, 6), (1, 6)))
+    lens, keep, bias = torch.tensor([2, 5]), torch.ones(3, 5, dtype=torch.bool), torch.randn(3, 5, requires_grad=True)
+    statistics, grad = (torch.zeros(2, 4, 3), torch.ones(2, 4, 3)), torch.randn(2, 4, 3, 5)
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    for given in (
+        (q, k, w_v, bias, lens, *statistics, keep, "uniform", ""),
+        (q, k, None, None, None, *statistics, None, "zero", "top_left"),
+    ):
+        torch.library.opcheck(torch.ops.mha_c.weights, given, test_utils=tests)
+        torch.library.opcheck(torch.ops.mha_c.weights_forward, given, test_utils=tests[:2])  # has no gradients
+        for some in (grad, grad * 0):
+            needs_grad = [True, True, given[2] is not None, given[3] is not None]
+            torch.library.opcheck(torch.ops.mha_c.weights_backward, (some, *given, needs_grad), test_utils=tests[:2])
 
 
 def test_export_and_trace():

@@ -95,10 +95,11 @@ class LayerFunction(Function):
 connect_layer = quick_apply(LayerFunction)
 
 
-def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor) -> Any:
+def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor, of_projected: Any = ()) -> Any:
     """Gradients that can be differentiated again; they drop the same weights as the forward call.
 
-    tensors   three inputs, the parameters, and keep_mask and bias if there is one of them
+    tensors       three inputs, the parameters, and keep_mask and bias if there is one of them
+    of_projected  gradients of the projected queries and keys, or None
     """
     drop = core_dropout(call.dropout, call.seed)
 
@@ -110,9 +111,41 @@ def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor)
         heads = AttentionTensors(q, k, v, parameters.w_v, *masks)
         joined = formulas.join_heads(formulas.attention(call.of_attention(), heads, drop, False, True).out)
         W_o = parameters.projections()[3]
-        return (joined if W_o is None else W_o(joined),)
+        return joined if W_o is None else W_o(joined), *map(formulas.join_heads, (q, k))
 
-    return formulas.gradients(layer, tensors, needs, (grad_out,))
+    return formulas.gradients(layer, tensors, needs, (grad_out, *of_projected))
+
+
+def add_through_projections(
+    grads: Any, of_projected: Any, inputs: Any, parameters: Parameters, call: LayerCall
+) -> None:
+    """Add to the gradients of a layer's inputs and parameters what flows back through projected queries and keys.
+
+    of_projected  their gradients, (B, rows, features) as they were scored, or None; others are not in `grads` either
+    """
+    _, keep_mask, bias, turn, rows = call.options or PLAIN_OPTIONS
+    queries, keys = inputs
+    keys, _ = formulas.without_hidden(queries, keys, keys, call.of_attention(), (keep_mask, bias))
+    joint = None if rows is None else next(i for i, W in enumerate(parameters[:3]) if W is not None)
+    for i, (grad, x, n) in enumerate(zip(of_projected, (queries, keys), call.heads)):
+        W = parameters[i]
+        if grad is None or W is None:
+            continue
+        grad = grad.contiguous()
+        if turn is not None:  # back by the same angles
+            cos, sin = map(torch.from_numpy, turn)
+            grad = formulas.join_heads(turned(formulas.split_heads(grad, n), (cos, -sin)))
+        place = i if joint is None else joint
+        of_W, of_b = (grads[N_INPUTS + place + behind] for behind in (0, 4))
+        if rows is not None:
+            W, of_W, of_b = (None if y is None else y.narrow(0, *rows[i]) for y in (W, of_W, of_b))
+        flat = grad.flatten(0, 1)
+        if grads[i] is not None:
+            grads[i].add_(grad @ W)
+        if of_W is not None:
+            of_W.addmm_(flat.T, x.flatten(0, 1))
+        if of_b is not None:
+            of_b.add_(flat.sum(0))
 
 
 def heads_of(call: LayerCall, inputs: Any, parameters: Parameters) -> list[Tensor]:
@@ -139,7 +172,7 @@ class Source(NamedTuple):
     """
 
     refs: Any  # the tensors, or weak references to them; None where there is none
-    changes: Any  # how often autograd has seen one changed in place; None in compiled calls, where only numbers tell
+    changes: int  # how often autograd has seen one changed in place
     call: Any  # what the weights are computed from, without the tensors
 
     def arguments(self) -> Optional[list[Any]]:
@@ -148,11 +181,7 @@ class Source(NamedTuple):
         return None if any(x is not None and y is None for x, y in zip(self.refs, found)) else found
 
     def has_changed(self, tensors: Any) -> bool:
-        return self.changes is not None and self.changes != changes_of(tensors)
-
-    def compares(self) -> bool:
-        """Whether only the numbers tell that a tensor has changed: in compiled calls."""
-        return self.changes is None
+        return self.changes != changes_of(tensors)
 
     def weights(self, *tensors: Any) -> Tensor:
         """The weights (B, H, Q, K), computed from `arguments` by torch's operations."""
@@ -175,12 +204,8 @@ class LayerSource(Source):
     __slots__ = ()
 
     @staticmethod
-    def of(
-        queries: Tensor, keys: Tensor, parameters: Parameters, masks: Any, call: LayerCall, compiled: bool = False
-    ) -> Source:
-        """In an eager call as few objects as can be: each training step makes them and frees them."""
-        if compiled:
-            return LayerSource((queries, keys, parameters, masks), None, call)
+    def of(queries: Tensor, keys: Tensor, parameters: Parameters, masks: Any, call: LayerCall) -> Source:
+        """As few objects as can be: each training step makes them and frees them."""
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
         changes = changes_of((queries, keys, W_q, W_k, b_q, b_k, w_v, *masks))
         if masks:
@@ -189,8 +214,7 @@ class LayerSource(Source):
 
     def arguments(self) -> Optional[list[Any]]:
         queries, keys, (W_q, W_k, _, _, b_q, b_k, _, _, w_v), masks = self.refs
-        if type(queries) is ref:
-            queries, keys = queries(), keys()
+        queries, keys = queries(), keys()
         found = [x() if type(x) is ref else x for x in masks]
         if queries is None or keys is None or any(x is None and y is not None for x, y in zip(found, masks)):
             return None
@@ -230,10 +254,9 @@ GONE = (
 
 
 class Shown(NamedTuple):
-    """Weights that are shown: a tensor, perhaps without numbers so far; their numbers; where their gradient goes."""
+    """Weights that are shown: a tensor, perhaps without numbers so far, and where their gradient goes."""
 
     weights: Tensor  # (B, H, Q, K) or (B*H, Q, K)
-    recipe: Any  # a `lazy.Recipe`
     source: Source
     gone: bool  # the graph of the call
 
@@ -248,9 +271,6 @@ class WeightsFunction(Function):
     def forward(ctx: Any, shown: Shown, *tensors: Any) -> Tensor:
         ctx.source, ctx.gone, ctx.absent = shown.source, shown.gone, save(ctx, tensors)
         ctx.changed = not shown.gone and shown.source.has_changed(tensors)
-        # For a compiled call the backward pass compares numbers.  For that keep the recipe and not the result: the
-        # result refers to this node, and nothing would free such a cycle.
-        ctx.recipe = shown.recipe if shown.source.compares() else None
         return shown.weights
 
     @staticmethod
@@ -260,18 +280,13 @@ class WeightsFunction(Function):
         source, tensors, needs = ctx.source, saved(ctx, ctx.absent), ctx.needs_input_grad[1:]
 
         def weights_of(*arguments: Any) -> Any:
-            weights = source.weights(*arguments).reshape(grad.shape)
-            # A difference far above rounding, also of 16-bit floats: the tensors have changed since the call.
-            changed = ctx.recipe is not None and not torch.allclose(
-                weights.detach(), ctx.recipe.tensor().reshape(grad.shape).to(weights.dtype), rtol=0, atol=0.01
-            )
-            if ctx.changed or changed:
-                raise RuntimeError(
-                    "a tensor that attention_weights were computed from has been modified by an inplace operation "
-                    "since the call: read attention_weights, or compute their gradient, before an optimizer's step"
-                )
-            return (weights.to(grad.dtype),)
+            return (source.weights(*arguments).reshape(grad.shape).to(grad.dtype),)
 
+        if ctx.changed:
+            raise RuntimeError(
+                "a tensor that attention_weights were computed from has been modified by an inplace operation "
+                "since the call: read attention_weights, or compute their gradient, before an optimizer's step"
+            )
         return None, *formulas.gradients(weights_of, tensors, needs, (grad,))
 
 

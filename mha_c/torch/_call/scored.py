@@ -45,6 +45,10 @@ class Scored(NamedTuple):
 
     def weights(self, q: Tensor, k: Tensor, w_v: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
         """The weights (B, H, Q, K) of these, or of q, k, w_v, bias of the same shapes in a graph."""
+        if self.rows is not None:
+            given = self.valid_lens, *self.rows, self.keep_mask, self.empty_rows, self.causal or ""
+            found: Tensor = torch.ops.mha_c.weights(q, k, w_v, bias, *given)
+            return found
         visible = formulas.visible_keys(q, k, self.valid_lens, self.keep_mask, self.causal)
         k = formulas.for_each_head(q, k)
         with formulas.without_autocast(q):
@@ -53,11 +57,7 @@ class Scored(NamedTuple):
             return formulas.softmax(scores, visible, self.empty_rows)[0].to(q.dtype)
 
     def computed(self) -> Tensor:
-        if self.rows is None:
-            return self.weights(*self.tensors())
-        words = self.empty_rows, self.causal or ""
-        found: Tensor = torch.ops.mha_c.weights(*self[:4], *self.rows, self.keep_mask, self.bias, *words)
-        return found
+        return self.weights(*self.tensors())
 
 
 class Computed(NamedTuple):

@@ -74,7 +74,8 @@ def _shape_of(kept: Any) -> tuple[int, ...]:
 class Last:
     """The attention weights of one call: each reading gives the same tensor, including changes in place.
 
-    kept    a Kept of the core, a Scored, or a Computed; with tensors of its own, outside of any graph
+    kept    a Kept of the core, a Scored, or a Computed; with tensors of its own, in no graph but that of a compiled
+            call
     dtype   type of the weights that are shown
     source  what their gradient flows back to (`autograd.Source`); None where no gradient was recorded
     """
@@ -121,18 +122,21 @@ class Last:
         return isinstance(one, Tensor) and type(one) not in PLAIN
 
     def _now(self) -> Tensor:
-        """The weights (B, H, Q, K), not kept; computed by operations that compilers and transforms can follow."""
+        """The weights (B, H, Q, K); computed by operations that compilers and transforms can follow."""
         if self.source is not None and torch.is_grad_enabled():
             arguments = self.source.arguments()
             if arguments is not None:
-                return self.source.weights(*arguments)
+                found = self.source.weights(*arguments)
+                if is_compiling():  # a result of the compiled program in the place of several
+                    self.kept, self.source = Computed(found), None
+                return found
         return self.recipe().tensor() if type(self.kept) in (tuple, Kept) else self.kept.computed()
 
     def scored(self) -> Optional[Scored]:
         """Queries and keys, which nobody changes; None if weights were kept."""
         kept = self.kept
         if isinstance(kept, (Scored, Computed, OfSteps)):
-            return kept if isinstance(kept, Scored) else None
+            return kept.detached() if isinstance(kept, Scored) else None
         return None if kept[1] is not None else _scored(Kept(*kept))
 
     def detached(self) -> Any:

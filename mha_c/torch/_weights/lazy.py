@@ -65,7 +65,7 @@ class Recipe:
         if source is None:
             return self._lazy(heads) if self._tensor is None else with_heads(self._tensor, heads)
         arguments = source.arguments()
-        shown = Shown(self._lazy(heads), self, source, arguments is None)
+        shown = Shown(self._lazy(heads), source, arguments is None)
         found: Tensor = WeightsFunction.apply(shown, *(arguments or [torch.empty((), requires_grad=True)]))
         if shown.gone and type(found) is LazyWeights:
             found._gone = True
