@@ -201,7 +201,10 @@ class GQAAttention(RotatesHeads):
     ) -> Any:  # fmt: skip
         if cache is None:
             causal = corner(self.causal, keys, valid_lens, causal)
-        return self._called(queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache)
+        return super().__call__(
+            queries, keys, values, valid_lens, causal=causal, keep_mask=keep_mask, bias=bias, training=training,
+            cache=cache,
+        )  # fmt: skip
 
     def _asked(
         self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = None,
@@ -325,9 +328,11 @@ class CausalAttention(RotatesHeads):
             counts = counted(cache, others, valid_lens)
         if type(X) is not np.ndarray or X.ndim != 3 or X.shape[2] != self._num_hiddens:
             self._check_input(X)
-        corner = "top_left" if cache is None else False
+        corner: Any = "top_left" if cache is None else False
         try:
-            return self._called(X, X, X, counts, corner, keep_mask, bias, training, cache)
+            return super().__call__(
+                X, X, X, counts, causal=corner, keep_mask=keep_mask, bias=bias, training=training, cache=cache
+            )
         except TypeError:
             self._check_input(X)  # under its own name: the core calls it queries
             raise

@@ -117,52 +117,50 @@ class AttentionLayer(Planned, Viewable):
         cache: Optional[KeyValueCache] = None, **misnamed: Any,
     ) -> Any:  # fmt: skip
         """Compute the layer; the help of its class lists what a call takes."""
+        # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
+        plan = self._plan
         try:
+            if (
+                type(queries) is type(keys) is type(values) is ndarray
+                and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
+                and bias is None
+                and training is None
+                and cache is None
+                and (keep_mask is None or (self._by_head and type(keep_mask) is ndarray and keep_mask.dtype == bool))
+                and plan is not None
+                and plan.dtype is queries.dtype
+                and plan.states is plan.parameters.states
+                and not misnamed
+            ):
+                options = None
+                if causal is not False or keep_mask is not None or self._turns:
+                    options = self._options(queries, keys, causal, keep_mask)
+                try:  # weights that are packed for another instruction set, the core itself refuses
+                    if self.training:
+                        return self._run_training(plan, (queries, keys, values), valid_lens, options, False)
+                    projections, w_v, heads, empty_rows = plan.in_core
+                    out, saved = layer_forward(
+                        queries, keys, values, valid_lens, projections, w_v, heads, empty_rows, 0.0, 0, False, options
+                    )
+                except PackedForOthers:
+                    pass
+                else:
+                    self._last = saved, False
+                    self._inputs = None
+                    if queries.size <= SMALL and (
+                        queries is keys is values or (keys.size <= SMALL and values.size <= SMALL)
+                    ):
+                        self._inputs = queries, keys, values, valid_lens, options
+                    if plan.child is not None:
+                        plan.child._last = saved, False
+                    return out
             if misnamed:
                 raise calls.misnamed(self, "__call__", misnamed)
-            return self._called(queries, keys, values, valid_lens, causal, keep_mask, bias, training, cache)
+            return self._call((queries, keys, values), Given(valid_lens, causal, keep_mask, bias), training, cache)
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # the caller's line comes next in the traceback, not our five
                 raise error.with_traceback(None) from None
             raise
-
-    def _called(
-        self, queries: Any, keys: Any, values: Any, valid_lens: Any, causal: Any, keep_mask: Any, bias: Any,
-        training: Optional[bool], cache: Any,
-    ) -> Any:  # fmt: skip
-        # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
-        plan = self._plan
-        if (
-            type(queries) is type(keys) is type(values) is ndarray
-            and (valid_lens is None or (type(valid_lens) is ndarray and valid_lens.dtype is INT64))
-            and bias is training is cache is None
-            and (keep_mask is None or (self._by_head and type(keep_mask) is ndarray and keep_mask.dtype == bool))
-            and plan is not None
-            and plan.dtype is queries.dtype
-            and plan.states is plan.parameters.states
-        ):
-            options = None
-            if causal is not False or keep_mask is not None or self._turns:
-                options = self._options(queries, keys, causal, keep_mask)
-            try:  # weights that are packed for another instruction set, the core itself refuses
-                if self.training:
-                    return self._run_training(plan, (queries, keys, values), valid_lens, options, False)
-                projections, w_v, num_heads, empty_rows = plan.in_core
-                out, saved = layer_forward(
-                    queries, keys, values, valid_lens, projections, w_v, num_heads, empty_rows, 0.0, 0, False, options
-                )
-            except PackedForOthers:
-                pass
-            else:
-                self._last = saved, False
-                small = queries.size <= SMALL and (
-                    queries is keys is values or (keys.size <= SMALL and values.size <= SMALL)
-                )
-                self._inputs = (queries, keys, values, valid_lens, options) if small else None
-                if plan.child is not None:
-                    plan.child._last = saved, False
-                return out
-        return self._call((queries, keys, values), Given(valid_lens, causal, keep_mask, bias), training, cache)
 
     def _call(self, inputs: tuple[Any, ...], given: Given, training: Optional[bool], cache: Any = None) -> Any:
         queries, keys, values = inputs
