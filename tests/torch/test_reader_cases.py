@@ -9,6 +9,7 @@ import torch
 import needs
 import reader_cases
 import reader_cases_added  # noqa: F401  its cases join the others
+import reader_cases_hidden  # noqa: F401
 import reader_cases_more
 import reader_cases_of_numbers  # noqa: F401
 from reader_cases import CASES, REGIMES, Base

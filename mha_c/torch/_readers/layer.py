@@ -6,7 +6,10 @@ one call, or a reason why there is none.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Optional
+
+import torch
 
 from .._reading.attention import Attention, Operand, attentions
 from .._reading.graph import Line, Node, Reading, Reason, Value, walked
@@ -36,6 +39,12 @@ class Left(Exception):
 
 class LeftWithGraph(Left):
     """The same of calls with a graph: others may be the core's."""
+
+    of_this_form = True
+
+
+class LeftThisTime(Left):
+    """A call that the reader's lines compute: another of its form may be the core's."""
 
     of_this_form = True
 
@@ -77,6 +86,7 @@ class Layer(NamedTuple):
     causal          None, "top_left", "bottom_right"
     window          None, or the distance from a query back to the first key that it sees, negative
     empty_rows      what a query without keys gets
+    some_empty      whether the lines give it something else, as hidden scores become several numbers
     softcap, sinks
     turns           of queries and keys
     dropout         the rate of the weights, as the call was: 0 in evaluation
@@ -97,6 +107,7 @@ class Layer(NamedTuple):
     causal: Optional[str]
     window: Any
     empty_rows: str
+    some_empty: bool
     softcap: Any
     sinks: Optional[Value]
     turns: tuple[Any, Any]
@@ -149,11 +160,20 @@ class _Fitted:
         if one.kind == "torch":
             raise Left("torch's own layer computes it", one.line)
         if one.values is None or one.output is None:
+            after = [
+                node
+                for node in (one.weights.users if one.weights is not None else ())
+                if node.name not in ("detach", "dropout")
+            ]
+            if len(after) == 1 and view_of(after[0], self.meanings) is None:
+                words = f"{_named(after[0])} follows the softmax, before its weights meet values"
+                raise Left(words, after[0].line)
             raise Left("its weights meet no values", one.line)
         self._check_writes()
         masks, causal, window = self._masks()
         out_dropout, result = 0.0, self.reading.output
         self.behind: list[Node] = []
+        kept = self._kept()
         result = self._structure(result)
         for node in self.behind:
             out_dropout = max(out_dropout, _rate(node))
@@ -163,8 +183,9 @@ class _Fitted:
             projections=(one.queries.projected, one.keys.projected, one.values.projected, one.projected_output),
             w_v=one.w_v, heads=_number(one.queries.heads), kv_heads=_number(one.keys.heads),
             scale=self._scale(), masks=masks, causal=causal, window=window, empty_rows=self._empty_rows(),
+            some_empty=self._hides_by_several(),
             softcap=_plain(one.softcap), sinks=one.sinks, turns=(one.queries.turn, one.keys.turn),
-            dropout=one.dropout, out_dropout=out_dropout, result=result, kept=self._kept(),
+            dropout=one.dropout, out_dropout=out_dropout, result=result, kept=kept,
             line=one.line,
         )  # fmt: skip
 
@@ -196,6 +217,8 @@ class _Fitted:
         """None, or a number, where it is not that of head_dim."""
         one = self.one
         if one.kind == "fused" and isinstance(one.scale, tuple) and one.scale[0] == "d**-0.5":
+            if one.queries.projected is not None:
+                return None
             raise Left("torch's scaled_dot_product_attention computes it, on inputs that nothing projects", one.line)
         if not isinstance(one.scale, (int, float)):
             raise Left("a tensor scales the scores", one.line)
@@ -212,6 +235,8 @@ class _Fitted:
     def _masks(self) -> tuple[tuple[Mask, ...], Optional[str], Any]:
         masks, causal, window = [], None, None
         for mask in self.one.masks:
+            if isinstance(mask.fill, Value):
+                raise Left("a tensor scales the scores", mask.line)
             if mask.sense != "add" and not mask.fill <= -LARGE:
                 words = f"hidden scores become {mask.fill:g}, which is no mask where scores are lower"
                 raise Left(words, mask.line, "keep_mask=mask")
@@ -227,6 +252,17 @@ class _Fitted:
         """A query all of whose keys are hidden: with a number in the place of scores all weights are equal."""
         fills = [mask.fill for mask in self.one.masks if mask.sense != "add"]
         return "uniform" if fills and all(fill > -1e300 and fill != float("-inf") for fill in fills) else "zero"
+
+    def _hides_by_several(self) -> bool:
+        """Whether a query all of whose keys are hidden sees some of them: those whose scores became a higher number, or
+        had one added."""
+        masks = [mask for mask in self.one.masks if mask.sense != "add"]
+        biases = [mask for mask in self.one.masks if mask.value is not None and (mask.sense == "add" or adds(mask))]
+        hides = {float(mask.fill) for mask in masks if mask not in biases}
+        if all(mask.value is None for mask in self.one.masks):
+            return False  # causal, or a window: each query sees itself
+        finite = any(fill > -math.inf for fill in hides)
+        return len(hides) > 1 or (bool(biases) and finite) or any(mask.added and finite for mask in masks)
 
     # --- Results --------------------------------------------------------------------------------------------
 
@@ -282,7 +318,10 @@ class _Fitted:
             if effect.path is None:
                 raise Left(f"it sets {effect.name} of an object that is no part of it", effect.line)
             behind, self.behind = self.behind, []
-            structure = self._structure(effect.value)
+            try:
+                structure = self._structure(effect.value)
+            except Left:
+                structure = None
             if self.behind or not isinstance(structure, Given) or structure.what == OUT:
                 raise Left(f"it keeps {effect.name}, which is not its weights", effect.line)
             self.behind = behind
@@ -297,6 +336,13 @@ class _Fitted:
         for node in self.reading.random:
             if id(node) not in known and node.name != "dropout":
                 raise Left("it draws random numbers", node.line)
+
+
+def adds(mask: Mask) -> bool:
+    """Whether a mask of numbers, times a number, is added."""
+    return (
+        mask.sense in ("keep", "hide") and mask.added and mask.value is not None and mask.value.dtype is not torch.bool
+    )
 
 
 def short(axes: tuple[str, ...], features: str = "c", one_row: str = "1") -> str:

@@ -17,23 +17,24 @@ from contextlib import contextmanager, suppress
 from types import MethodType
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 
 from ..._arguments.calls import is_refusal
 from .._call.inputs import without_graphs
-from .._private import GLOBAL_HOOKS
+from .._private import CHECKPOINT, GLOBAL_HOOKS, is_checkpointed
 from .._reading.graph import Reading, Reason
 from .._reading.reading import can_read, read
 from .._tensors import is_compiling
 from .candidates import next_to_read
 from .keys import key_of, nobody_looks
-from .layer import Given, Left, layer_of
+from .layer import Given, Left, LeftThisTime, layer_of
 from .plans import Found, Plan
 
 MOST_IN_A_ROW = 6  # readings without a call of the core between them: then calls go on being of new forms
 MOST_READINGS = 64  # of one module
 MOST_OF_A_KEY = 5
-REFUSALS = (BufferError, MemoryError, Left)  # of a call, beside those that a check of ours raises
+REFUSALS = (BufferError, MemoryError, Left, LeftThisTime)  # of a call, beside those that a check of ours raises
 STATE = "_state_of_mha_c"
 OTHERWISE: Any = object()
 LOOKED: Any = weakref.WeakKeyDictionary()  # {module: Looked}, of all that were looked at
@@ -174,11 +175,15 @@ def computed(state: State, module: Any, args: Any, kwargs: Any) -> Any:
     for plan in state.plans.get(key, ()):
         suits = plan.suits(tensors)
         if suits and not any(GLOBAL_HOOKS) and _holds(plan):
+            if plan.viewed and not all([tensors[i].is_contiguous() for i in plan.viewed]):
+                return OTHERWISE  # its `view` may refuse how a tensor lies in memory
             try:
                 return _result(state, module, plan, tensors)
             except Exception as error:  # the module's own lines refuse it in their own words, or compute it
                 if type(error) in REFUSALS or is_refusal(error):
                     return OTHERWISE
+                if type(error).__module__ == CHECKPOINT:  # which has all that it wanted
+                    raise
                 result = state.own.forward(module, *args, **kwargs)
                 _drop(state, module, key, plan, error)  # they compute it: a bug of ours
                 return result
@@ -220,6 +225,8 @@ def _result(state: State, module: Any, plan: Plan, tensors: list[Tensor]) -> Any
 def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
     """The call by the reader's lines, read; OTHERWISE where it cannot be."""
     if any(map(nn.parameter.is_lazy, module.parameters())) or state.readings >= MOST_READINGS or not can_read():
+        return OTHERWISE
+    if not all(map(Tensor.numel, tensors)) or is_checkpointed():  # nothing to read; nothing that may change on the way
         return OTHERWISE
     if state.in_a_row >= MOST_IN_A_ROW:
         leave(module, Left(f"its calls go on being of new forms: {state.readings} were read"))
@@ -334,12 +341,15 @@ def _shown(name: str) -> property:
     return property(read_it, write, remove)
 
 
-def _write_down(module: Any, state: State) -> None:
+def _write_down(module: Any, state: State, with_graph: bool = True) -> None:
     """Put what is shown into the module's own state, as its own lines would have left it."""
     for name in [*state.shown]:
         value = getattr(module, name)
         state.shown.pop(name)
-        module.__dict__[name] = (value.detach() + 0) if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor):
+            with torch.set_grad_enabled(with_graph):
+                value = (value if with_graph else value.detach()) + 0
+        module.__dict__[name] = value
 
 
 # --- Copies and files -----------------------------------------------------------------------------------------
@@ -350,7 +360,7 @@ def _as_own(self: Any, function: Any) -> Any:
     made, state = type(self), state_of(self)
     if state is None:
         return function()
-    _write_down(self, state)
+    _write_down(self, state, with_graph=False)  # a tensor with a graph has no copy
     self.__class__ = state.own
     try:
         return function()

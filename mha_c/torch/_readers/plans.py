@@ -16,8 +16,9 @@ from .._reading.masks import Mask
 from .._reading.sizes import Axis, axes_of, evaluated, formula_of, plain
 from .._weights.last import Last, last_of
 from .arranging import arrangement, filled
-from .layer import DROPPED, OUT, Given, Layer, Left, LeftWithGraph, short
+from .layer import DROPPED, OUT, Given, Layer, Left, LeftThisTime, LeftWithGraph, adds, short
 from .replaying import Replay, graph_key, near, without_dropout
+from .rows import some_row_is_empty, viewed
 from .weights import parameters_of
 
 REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
@@ -78,6 +79,7 @@ class Plan:
         self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
         self.free: set[Axis] = set()
         self.places = tuple(self.names.index(each.name) for each in layer.inputs)
+        self.viewed = tuple(i for i, name in enumerate(self.names) if name in viewed(reading))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -163,7 +165,7 @@ class Plan:
         if known is None and self.free:
             sizes = self.sizes(tensors)
             others = {axis for axis, n in self.reading.sizes().items() if sizes.get(axis) != n}
-            if others <= self.free and self.reading.holds_for(sizes):
+            if 0 not in sizes.values() and others <= self.free and self.reading.holds_for(sizes):
                 known = self.shapes[shapes] = True
                 if len(self.shapes) > MOST_SHAPES:
                     self.shapes = {shapes: True}
@@ -249,11 +251,15 @@ class Plan:
                 continue
             value = self._mask(mask, tensors)
             if mask.sense == "lengths":
-                lens = value
-            elif mask.sense == "add" or _adds(mask):
+                lens = value.clamp(min=0)  # the core would warn of others
+            elif mask.sense == "add" or adds(mask):
                 bias = value if bias is None else bias + value
             else:
                 keep = value if keep is None else keep & value
+        if layer.some_empty and some_row_is_empty(
+            4 if self.whole or self.order == "bhqc" else 3, (lens, keep, bias), layer.causal, inputs
+        ):
+            raise LeftThisTime("a query sees no key, and hidden scores are not all equal", layer.line)
         return lens, keep, bias
 
     def _band(self, bands: list[Mask], n_queries: int, n_keys: int, tensors: list[Tensor]) -> Tensor:
@@ -306,7 +312,7 @@ class Plan:
         if mask.sense == "lengths":
             return self._lengths(mask, inputs, sizes)
         value = Replay(inputs, sizes).value(mask.value)
-        if _adds(mask):  # numbers between 0 and 1 hide in part
+        if adds(mask):  # numbers between 0 and 1 hide in part
             value = value.to(inputs[self.names[self.places[0]]].dtype)
             value = (1.0 - value if mask.sense == "keep" else value) * mask.fill
         elif mask.sense in ("keep", "hide"):
@@ -395,13 +401,6 @@ class Plan:
         if self.layer.out_dropout:
             found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
         return filled(self.layer.result, lambda given: self.shown(given, found), Given)
-
-
-def _adds(mask: Mask) -> bool:
-    """Whether a mask of numbers, times a number, is added."""
-    return (
-        mask.sense in ("keep", "hide") and mask.added and mask.value is not None and mask.value.dtype is not torch.bool
-    )
 
 
 _SPREADING = frozenset(("repeat_interleave", "reshape", "view", "unsqueeze", "__getitem__", "expand", "flatten"))

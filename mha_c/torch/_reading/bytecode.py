@@ -52,10 +52,12 @@ class LineFacts:
     looked    [(Chain or None, Constant or None)] what getattr and hasattr look for
     calls     [(Chain, its arguments or None)]
     indexed   [(Chain or None, index)]
+    same      [(Chain or None, Chain or None)] what `is` compares
+    imported  [(module, name or None)]
     outside   words of what changes something outside
     """
 
-    __slots__ = ("calls", "indexed", "items", "looked", "loose", "outside", "reads", "stores")
+    __slots__ = "calls", "imported", "indexed", "items", "looked", "loose", "outside", "reads", "same", "stores"
 
     def __init__(self) -> None:
         self.reads: dict[Chain, None] = {}
@@ -66,6 +68,8 @@ class LineFacts:
         self.calls: list[tuple[Chain, Any]] = []
         self.indexed: list[tuple[Optional[Chain], Any]] = []
         self.outside: list[str] = []
+        self.same: list[tuple[Optional[Chain], Optional[Chain]]] = []
+        self.imported: list[tuple[str, Optional[str]]] = []
 
 
 Facts = dict[int, LineFacts]
@@ -91,6 +95,7 @@ class _Walk:
     def __init__(self, code: CodeType) -> None:
         self.facts: Facts = {}
         self.stack: list[Any] = []
+        self.module = ""  # that is imported
         self.code, number = code, code.co_firstlineno
         for one in dis.get_instructions(code):
             number = _line_number(one, number)
@@ -156,6 +161,17 @@ class _Walk:
             self.line.outside.append(f"a name of an outer function is set: {one.argval}")
         elif name == "LOAD_SUPER_ATTR":
             self.line.loose[str(one.argval).split()[-1]] = None
+        elif name == "IS_OP":
+            pair = self._top(2), self._top(1)
+            if not any(isinstance(x, Constant) for x in pair):
+                self.line.same.append(
+                    (pair[0] if isinstance(pair[0], Chain) else None, pair[1] if isinstance(pair[1], Chain) else None)
+                )
+        elif name == "IMPORT_NAME":
+            self.module = str(one.argval)
+            self.line.imported.append((self.module, None))
+        elif name == "IMPORT_FROM":
+            self.line.imported.append((self.module, str(one.argval)))
         self._otherwise(one)
         if name.startswith(_ENDS):
             self.stack.clear()

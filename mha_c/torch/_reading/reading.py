@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from types import FunctionType
 from typing import Any, Optional
@@ -117,6 +118,7 @@ def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bo
     finally:
         _local.reading = False
         one.recorder.log.closed = True
+        one.leave_plain_numbers()
     return _without_sizes(result), one.reading(result)
 
 
@@ -151,6 +153,18 @@ class _Call:
                 return self.called(*self.args, **self.kwargs)
             finally:
                 self.tracer.stop()
+
+    def leave_plain_numbers(self) -> None:
+        """Plain numbers in the place of sizes, in what the call has kept or filled."""
+        tracer = self.tracer
+        if tracer is None:
+            return
+        for one in tracer.written.values():
+            if one.name in one.names:
+                one.names[one.name] = _without_sizes(one.names[one.name])
+        for thing in (*self.settings._things.values(), *(owner for owner, _, _ in tracer.changed)):
+            if isinstance(thing, (list, dict, set, deque)):
+                _without_sizes(thing)
 
     def reading(self, result: Any) -> Reading:
         recorder, effects = self.recorder, []
@@ -234,12 +248,14 @@ class _Ending:
             self.settings.whole(thing, frozenset(name for owner, name in written if owner == id(thing)))
         self._follow_loose()
         self._name_leaves()
-        found = [x for x in map(self._effect, self.tracer.written.values()) if x is not None]
+        recorder, found = self.recorder, [x for x in map(self._effect, self.tracer.written.values()) if x is not None]
         self._check_changes()
         self._check_functions()
         self._check_items()
         if modes_now() != self.recorder.modes:
             self.recorder.refuse("gradients, or autocast, are switched on or off", Line("", 0, ""))
+        if recorder.reads_default_type:
+            self.settings.default_type()
         for leaf in self.recorder.leaves if self.recorder.reads_requires_grad else ():
             if leaf.kind != "input" and leaf.tensor is not None:
                 self.settings.requires_grad.append((leaf.tensor, leaf.requires_grad))
@@ -259,8 +275,9 @@ class _Ending:
                 done.add(id(thing))
                 names = _names_of(thing)
                 for name in self.tracer.loose:
-                    if name in names and (id(thing), name) not in self.tracer.written:
-                        self.settings.attribute(thing, name, only_present=True)
+                    wanted = name in names or name in self.tracer.looked
+                    if wanted and (id(thing), name) not in self.tracer.written:
+                        self.settings.attribute(thing, name, only_present=name in names)
 
     def _name_leaves(self) -> None:
         unnamed = [x for x in self.recorder.leaves if x.kind != "input"]
@@ -407,17 +424,26 @@ def _without_sizes(found: Any) -> Any:
     kind = type(found)
     if kind is Size or kind is Ratio:
         return plain(found)
-    if (kind is tuple or kind is torch.Size) and any(type(x) in (Size, Ratio, tuple, torch.Size) for x in found):
-        return kind(_without_sizes(x) for x in found)
-    if kind is list:
-        for i, x in enumerate(found):
-            if type(x) in (Size, Ratio):
-                found[i] = plain(x)
-    elif kind is dict:
-        for name, x in found.items():
-            if type(x) in (Size, Ratio):
-                found[name] = plain(x)
+    if kind is tuple or kind is torch.Size:
+        return kind([_without_sizes(x) for x in found]) if any(map(_has_sizes, found)) else found
+    if isinstance(found, (list, deque, dict)):
+        for place, x in [*(found.items() if isinstance(found, dict) else enumerate(found))]:
+            if _has_sizes(x):
+                found[place] = _without_sizes(x)
+    elif isinstance(found, set):
+        for x in [x for x in found if _has_sizes(x)]:
+            found.remove(x)
+            found.add(_without_sizes(x))
     return found
+
+
+def _has_sizes(found: Any, depth: int = 4) -> bool:
+    """Whether a size is in what is found, or in what that holds."""
+    if isinstance(found, dict):
+        found = tuple(found.values())
+    if isinstance(found, (tuple, list, deque, set)):
+        return depth > 0 and any(_has_sizes(x, depth - 1) for x in found)
+    return type(found) in (Size, Ratio)
 
 
 __all__ = ["Reason", "can_read", "form_of", "read", "why_not"]

@@ -58,7 +58,7 @@ class Recorder:
         self.log = Log(self._told)
         self.grad_enabled = torch.is_grad_enabled()
         self.modes = modes_now()
-        self.reads_requires_grad = False
+        self.reads_requires_grad = self.reads_default_type = False
         self._known: dict[int, tuple[Any, Value]] = {}  # id of a tensor: (weak reference, its Value now)
         self._versions: dict[int, int] = {}
         self._own_memory: set[int] = set()  # of inputs and leaves: nobody may write there
@@ -161,6 +161,8 @@ class Recorder:
         made = function(*_stripped(args), **_stripped(kwargs))
         node = self._node(name, function, tuple(noted_args), noted_kwargs, line, given)
         tensors = _tensors_in(made)
+        if not given and tensors and tensors[0].is_floating_point() and kwargs.get("dtype") is None:
+            self.reads_default_type = True
         if before is not None:
             node.writes, tensors = self._known[id(args[0])][1], [args[0]]
             node.memory = memory_of(args[0])

@@ -6,17 +6,24 @@ Whatever can be kept neither way leaves the call unread.
 from __future__ import annotations
 
 import functools
-import gc
 import operator
 import os
-from collections import OrderedDict, deque
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from collections import deque
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from torch import Tensor, nn
 
 from ..._core import first_changed
+from .keeping import DEFAULT_TYPE, LIKE_DICTS, Names, Numbers, Slots, checks_of, stays
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 _VALUES = (bool, int, float, str, bytes, complex, type(None))
@@ -145,7 +152,7 @@ class Settings:
         origins: list[Optional[Setting]] = []
         others = []
         for setting in self.all:
-            found = _checks_of(setting)
+            found = checks_of(setting)
             if found is None:
                 others.append(setting)
             else:
@@ -174,9 +181,18 @@ class Settings:
         self.meet(value, words or str(name))
         return value
 
+    def _keep_object(self, names: dict[str, Any], name: str) -> None:
+        """That a name is of the same object, whatever that holds."""
+        if (id(names), name) not in self._names:
+            self._names[id(names), name] = setting = Setting(names, name, names.get(name, MISSING))
+            self.all.append(setting)
+
     def places(self) -> set[tuple[int, Any]]:
         """Where all that was read stands: the ids of owners, and names."""
-        return {(id(each.owner), each.name) for each in self.all}
+        return {
+            (id(getattr(each.owner, "of", each.owner) if type(each.owner) in LIKE_DICTS else each.owner), each.name)
+            for each in self.all
+        }
 
     def dicts(self) -> set[int]:
         """The ids of all dicts of which a name is kept."""
@@ -227,8 +243,16 @@ class Settings:
         self.tensors.setdefault(id(tensor), (tensor, words))
 
     def numbers(self, tensor: Tensor) -> None:
-        """From now on its version counts, too."""
-        self._keep(tensor, _version(tensor))
+        """From now on its version counts, too, and its numbers: `.data` and NumPy change them without a new version."""
+        if self._keep(tensor, _version(tensor)):
+            numbers: Any = Numbers(tensor)
+            self.all.append(Setting(numbers, "", numbers.get("", None)))
+            self._things[id(numbers)] = numbers
+
+    def default_type(self) -> None:
+        """The type of numbers that torch makes where none is named."""
+        self._things[id(DEFAULT_TYPE)] = DEFAULT_TYPE
+        self.all.append(Setting(DEFAULT_TYPE, "", DEFAULT_TYPE.get()))
 
     def meet(self, value: Any, words: str = "") -> None:
         """Keep what hangs on a value that was read: the items of containers, at any depth."""
@@ -271,8 +295,7 @@ class Settings:
         elif isinstance(value, type(os.environ)):
             self.meet(value._data, words)  # type: ignore[attr-defined]
         elif not isinstance(value, (ModuleType, BuiltinFunctionType, np.generic, CodeType)):
-            changes = any(hasattr(kind, name) for name in ("__setitem__", "__next__"))
-            if changes and not kind.__flags__ & (1 << 9):  # of C, and nobody knows what it holds
+            if not stays(kind):
                 raise CannotKeep(f"{words} is {kind.__module__}.{kind.__name__}, whose state is not seen")
             self._meet_object(value, None)
             self._meet_parts(value, words)
@@ -297,6 +320,8 @@ class Settings:
         """
         if isinstance(owner, Tensor):
             self.kind(type(owner))
+            if name in (getattr(owner, "__dict__", None) or ()):
+                raise CannotKeep(f"{name} of a tensor is read, which is none of torch's")
             return UNSEEN
         if isinstance(owner, ModuleType):
             found = self.name(owner.__dict__, name) if name in owner.__dict__ or not only_present else MISSING
@@ -306,10 +331,16 @@ class Settings:
         return self._of_object(owner, name, only_present)
 
     def _of_type(self, owner: type, name: str, only_present: bool) -> Any:
-        found = _in_classes(owner, name)
+        found, above = _in_classes(owner, name), type(owner)
+        if found is MISSING:
+            found = _in_classes(above, name)
         if found is MISSING and only_present:
             return MISSING
         self.kind(owner)
+        if above is not type:
+            self.kind(above)
+            if isinstance(found, property):
+                return self._descriptor(owner, found, name)
         if isinstance(found, (staticmethod, classmethod)):
             self.meet(found.__func__, name)
             return found.__func__ if isinstance(found, staticmethod) else UNSEEN
@@ -335,6 +366,8 @@ class Settings:
             return self._descriptor(owner, in_class, name)
         if own is not None and (self.name(own, name) is not MISSING):
             return own[name]
+        for place in ("_parameters", "_buffers", "_modules") if stores and own is not None else ():
+            self._keep_object(own, place)
         for store in stores:
             if self.name(store, name) is not MISSING:
                 return store[name]
@@ -352,7 +385,7 @@ class Settings:
         return UNSEEN
 
     def _keep_slot(self, owner: Any, slot: Any, value: Any) -> bool:
-        names: Any = _Slots(owner, type(owner))
+        names: Any = Slots(owner, type(owner))
         key = id(owner), slot.__name__
         if key not in self._names:
             self._names[key] = setting = Setting(names, slot.__name__, value)
@@ -382,7 +415,7 @@ class Settings:
         own = getattr(owner, "__dict__", None)
         if own is None:
             raise CannotKeep(f"an attribute of {type(owner).__name__} is looked up by a name that is made on the way")
-        names: Any = _Names(own, but)
+        names: Any = Names(own, but)
         self.all.append(Setting(names, "", names.get("", None)))
         self._things[id(names)] = names
         for name in list(own):
@@ -391,50 +424,6 @@ class Settings:
         if isinstance(owner, nn.Module):
             for store in ("_parameters", "_buffers", "_modules"):
                 self.meet(own[store], store)
-
-
-class _Names:
-    """The names of a dict as the one value of another."""
-
-    def __init__(self, names: dict[str, Any], but: frozenset[str]) -> None:
-        self.names, self.but = names, but
-
-    def get(self, name: str, default: Any) -> Any:
-        return tuple(sorted(map(str, {*self.names} - self.but)))
-
-
-_STORES = (dict, OrderedDict)
-
-
-def _checks_of(setting: Setting) -> Optional[list[Any]]:
-    """What `first_changed` checks of a setting, (owner, name, value, ...); None where it cannot."""
-    owner, name, value = setting
-    kind = type(owner)
-    if name is not None:
-        return [owner, name, value] if kind in _STORES and type(name) is str else None
-    if kind in (tuple, frozenset):  # stays as it is
-        return []
-    if kind is FunctionType and value[2] is None:
-        names = "__code__", "__defaults__", "__kwdefaults__", "__closure__"
-        return [x for pair in zip(names, value) for x in (owner, *pair)]
-    if kind is CellType or isinstance(owner, Tensor):
-        return [owner, "cell_contents" if kind is CellType else "_version", value]
-    if isinstance(owner, type):
-        (names,) = gc.get_referents(vars(owner))  # the dict behind the view
-        return [names, None, tuple(x for pair in value.items() for x in pair)] if type(names) is dict else None
-    if kind is dict:
-        return [owner, None, tuple(x for pair in value for x in pair)]
-    return [owner, None, value] if kind is list or (kind in (OrderedDict, set, deque) and not value) else None
-
-
-class _Slots:
-    """The slots of an object as a dict."""
-
-    def __init__(self, owner: Any, kind: type) -> None:
-        self.owner = owner
-
-    def get(self, name: str, default: Any) -> Any:
-        return getattr(self.owner, name, default)
 
 
 _KNOWN = ("torch", "builtins", "numpy", "collections", "typing", "enum", "abc")

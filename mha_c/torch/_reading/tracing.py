@@ -14,7 +14,7 @@ import operator
 import sys
 import threading
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -67,6 +67,7 @@ class Tracer:
         self.unseen_stores: dict[tuple[str, int], Line] = {}  # an owner was not seen
         self.unseen_items: dict[tuple[str, int], Line] = {}
         self.loose: dict[str, None] = {}
+        self.looked: dict[str, None] = {}  # of these, those that may be missing
         self.thread = threading.get_ident()
         self.indexed: dict[
             Line, int
@@ -130,8 +131,10 @@ class Tracer:
                     self._line(frame, facts)
                 except CannotKeep as why:
                     self.recorder.refuse(str(why), self.line_of(frame))
-        elif event == "exception" and not issubclass(arg[0], (StopIteration, GeneratorExit, AttributeError)):
-            self.recorder.refuse(f"{arg[0].__name__} is raised", self.line_of(frame))
+        elif event == "exception":
+            of_tensor = issubclass(arg[0], AttributeError) and "Tensor' object has no" in str(arg[1])
+            if of_tensor or not issubclass(arg[0], (StopIteration, GeneratorExit, AttributeError)):
+                self.recorder.refuse(f"{arg[0].__name__} is raised", self.line_of(frame))
         return self._local
 
     def _entered(self, frame: FrameType, code: CodeType) -> None:
@@ -190,6 +193,10 @@ class Tracer:
         past = WHOLE.intersection(facts.loose)
         if past:
             self.recorder.refuse(f"{min(past)} reads past the names of attributes", self.line_of(frame))
+        for pair in facts.same:
+            self._compares(frame, [found.get(each, UNSEEN) if each else UNSEEN for each in pair])
+        for module, name in facts.imported:
+            self._imports(module, name)
         for owner, name in facts.looked:
             self._looked(frame, found, owner, name)
         for owner, name in facts.stores:
@@ -224,7 +231,7 @@ class Tracer:
         kind = type(owner)
         if kind in VALUE_TYPES:
             return UNSEEN
-        if name in WHOLE and not isinstance(owner, Tensor):
+        if name in WHOLE:
             return self._whole(owner, name, frame)
         found = self.settings.attribute(owner, name)
         self._check(found, name, frame)
@@ -232,7 +239,7 @@ class Tracer:
 
     def _whole(self, owner: Any, name: str, frame: FrameType) -> Any:
         """An object's attributes are read past its names."""
-        if name == "__dict__" and not isinstance(owner, (type, ModuleType)):
+        if name == "__dict__" and not isinstance(owner, (type, ModuleType, Tensor)):
             self.wholes[id(owner)] = owner
             return owner.__dict__
         self.recorder.refuse(f"{name} reads past the names of attributes", self.line_of(frame))
@@ -266,14 +273,30 @@ class Tracer:
     def _looked(self, frame: FrameType, found: Any, owner: Any, name: Any) -> None:
         thing = found.get(owner, UNSEEN) if owner is not None else UNSEEN
         if name is not None:
-            if thing is UNSEEN:
-                self.loose[name.value] = None
+            if thing is UNSEEN or thing is MISSING:  # a name that the same line sets
+                self.loose[name.value] = self.looked[name.value] = None
+            elif isinstance(thing, Tensor) and not hasattr(type(thing), name.value):
+                self.recorder.refuse(f"{name.value} of a tensor is read, which is none of torch's", self.line_of(frame))
             elif type(thing) not in VALUE_TYPES and (id(thing), name.value) not in self.written:
                 self.settings.attribute(thing, name.value)
         elif thing is UNSEEN or isinstance(thing, type):
             self.recorder.refuse("an attribute is looked up by a name that is made on the way", self.line_of(frame))
         elif not isinstance(thing, Tensor):
             self.wholes[id(thing)] = thing
+
+    def _compares(self, frame: FrameType, pair: list[Any]) -> None:
+        """Two things by `is`: which of a call's own tensors are the same is in its form, no other is."""
+        if any(isinstance(x, Tensor) and id(x) in self.settings.tensors for x in pair):
+            self.recorder.refuse("which tensor an argument is decides", self.line_of(frame))
+
+    def _imports(self, module: str, name: Optional[str]) -> None:
+        found = sys.modules.get(module)
+        if found is None:
+            raise CannotKeep(f"{module} is imported, and was not before")
+        if name is None:
+            self.settings.met[id(found)] = found
+        else:
+            self.settings.attribute(found, name)
 
     # --- What it changes ------------------------------------------------------------------------------------
 
@@ -373,6 +396,7 @@ class Tracer:
 
     def _native(self, frame: FrameType, function: Any) -> None:
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+        self.recorder.reads_default_type |= function is torch.get_default_dtype
         if isinstance(owner, ModuleType):
             known = self._of_library(frame, owner.__name__, name, function)
         elif isinstance(owner, Tensor) or owner is TORCH_FUNCTIONS or getattr(owner, "__module__", "") == "torch._C":
