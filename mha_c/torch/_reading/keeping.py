@@ -44,7 +44,8 @@ class Numbers:
     each would take longer than a small call."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self.of, self.then = tensor, (-1, ())
+        self.of = tensor
+        self.then: Any = (-1, ())
 
     def get(self, name: str, default: Any) -> Any:
         at, parts = self.then
@@ -60,7 +61,7 @@ def _parts_of(tensor: Tensor) -> Any:
         return ()
     bits = tensor.detach()
     whole = (bits.view(torch.int16) if bits.dtype is torch.bfloat16 else bits).numpy()
-    if whole.nbytes <= _ALL_OF:
+    if whole.nbytes <= _ALL_OF or not tensor.untyped_storage().resizable():  # memory that is another's, as NumPy's
         return (whole,)
     flat = whole.reshape(-1) if whole.flags.c_contiguous else whole[..., 0].reshape(-1)
     return flat[:_FIRST], flat[:: flat.size // _SOME + 1]

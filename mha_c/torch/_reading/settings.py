@@ -366,8 +366,9 @@ class Settings:
             return self._descriptor(owner, in_class, name)
         if own is not None and (self.name(own, name) is not MISSING):
             return own[name]
-        for place in ("_parameters", "_buffers", "_modules") if stores and own is not None else ():
-            self._keep_object(own, place)
+        if own is not None and stores:
+            for place in ("_parameters", "_buffers", "_modules"):
+                self._keep_object(own, place)
         for store in stores:
             if self.name(store, name) is not MISSING:
                 return store[name]
