@@ -9,7 +9,7 @@ import numpy as np
 
 from ._arguments.calls import refuses_at_the_call
 from ._head_tables import HeadTable
-from ._summary import NOTHING_SEEN, Given, Piece, entropy_of
+from ._summary import NOTHING_SEEN, Piece, WeightsArray, entropy_of
 from .errors import ShapeError
 from .viz.sources import collect, on_cpu
 
@@ -116,7 +116,7 @@ def patterns(source: Any, tokens: Any = None) -> Patterns:
 
 
 def _layers(source: Any) -> list[tuple[str, Any]]:
-    """(name, weights) of each layer; weights are a `Scores` or `Given`."""
+    """(name, weights) of each layer; weights are a `Scores` or `WeightsArray`."""
     calls = getattr(source, "calls", source)
     if isinstance(calls, (list, tuple)) and calls and all(hasattr(call, "_made_of") for call in calls):
         names = [call.name or call.kind for call in calls]
@@ -125,7 +125,7 @@ def _layers(source: Any) -> list[tuple[str, Any]]:
         return [(name, call._made_of.source()) for name, call in zip(names, calls)]
     if hasattr(source, "calls") and not calls:
         raise TypeError(NOTHING_SEEN)
-    return [(layer.name, Given(layer.weights)) for layer in collect(source)]
+    return [(layer.name, WeightsArray(layer.weights)) for layer in collect(source)]
 
 
 def _of_layer(weights: Any, tokens: Any) -> dict[str, Array]:

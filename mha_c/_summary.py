@@ -151,7 +151,7 @@ class Scores(NamedTuple):
         return found
 
 
-class Given(NamedTuple):
+class WeightsArray(NamedTuple):
     """Attention weights that exist already, (B, H, Q, K); has the methods of `Scores`."""
 
     array: Array
@@ -174,7 +174,7 @@ class Given(NamedTuple):
 
 
 def summarize(source: Any, top: int = 0) -> WeightsSummary:
-    """The summary of the weights of a `Scores` or `Given`, each array with an axis for heads."""
+    """The summary of the weights of a `Scores` or `WeightsArray`, each array with an axis for heads."""
     batch, n_heads, n_queries, n_keys = source.shape
     received = np.zeros((batch, n_heads, n_keys))
     entropy = np.zeros((batch, n_heads, n_queries))

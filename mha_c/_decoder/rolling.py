@@ -62,7 +62,7 @@ def places(cache: KeyValueCache, counts: Counts, n_new: int) -> tuple[Array, Arr
     return items, new, cache._span.place(steps[items, new])
 
 
-class Layer(NamedTuple):
+class RollingLayer(NamedTuple):
     """What the core has of a layer whose steps these are."""
 
     projections: Any  # of queries, keys, values, result
@@ -72,7 +72,7 @@ class Layer(NamedTuple):
 
 
 def attend(
-    cache: KeyValueCache, inputs: Any, layer: Layer, counts: Counts, masks: Optional[tuple[Any, Any]] = None
+    cache: KeyValueCache, inputs: Any, layer: RollingLayer, counts: Counts, masks: Optional[tuple[Any, Any]] = None
 ) -> tuple[Array, Placed]:
     """(out, what its attention weights are computed from); the new rows go to their places in the cache.
 

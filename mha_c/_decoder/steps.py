@@ -12,7 +12,7 @@ from .._arguments.arrays import of_one_type, to_arrays, to_lengths
 from .._arguments.calls import refuses_at_the_call
 from .._arguments.options import check_causal_steps
 from .._core import explain_layer, layer_step
-from .._layer.call import AttentionLayer, Given
+from .._layer.call import AttentionLayer, MaskArguments
 from .._layer.plan import Plan
 from ..errors import ShapeError
 from ..linear import packing_type
@@ -126,7 +126,7 @@ class DecodingLayer(AttentionLayer):
         lens = kv._valid_lens if valid_lens is None else to_lengths(valid_lens)
         return kv._keys, values if kv._values is None else kv._values, lens
 
-    def _step(self, cache: KeyValueCache, inputs: tuple[Any, ...], given: Given, training: Any) -> Any:
+    def _step(self, cache: KeyValueCache, inputs: tuple[Any, ...], given: MaskArguments, training: Any) -> Any:
         queries, keys, values = inputs
         self._check_looks_back(given.causal)
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
@@ -164,21 +164,21 @@ class DecodingLayer(AttentionLayer):
                 saved = cache._placed(saved, after) if cache._span.rolls else saved
             else:
                 out, saved = rolling.attend(
-                    cache, arrays, rolling.Layer(projections, w_v, num_heads, turn), counts, seen
+                    cache, arrays, rolling.RollingLayer(projections, w_v, num_heads, turn), counts, seen
                 )
             cache._keep(weights, after)
             return self._finish(out, saved, as_tensor)
 
         return self._with_plan(arrays, check, run)
 
-    def _seen_of_steps(self, given: Given, cache: KeyValueCache, counts: Any, n_steps: int) -> Any:
+    def _seen_of_steps(self, given: MaskArguments, cache: KeyValueCache, counts: Any, n_steps: int) -> Any:
         """keep_mask and bias, if one is given, of a call with a cache, whose keys are all steps: the new ones too."""
         if given.keep_mask is given.bias is None:
             return None
         sizes = cache.batch, n_steps, most(cache._steps + counts)
         return masks.of_layer(given.keep_mask, given.bias, sizes, self._num_heads if self._by_head else None)
 
-    def _call(self, inputs: tuple[Any, ...], given: Given, training: Optional[bool], cache: Any = None) -> Any:
+    def _call(self, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool], cache: Any = None) -> Any:
         if cache is not None:
             return self._step(cache, inputs, given, training)
         queries, keys, values = inputs

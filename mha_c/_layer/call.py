@@ -38,7 +38,7 @@ def _gradient_names(roles: tuple[str, ...]) -> tuple[str, ...]:
     return *(f"{role}.{suffix}" for suffix in ("weight", "bias") for role in roles), "w_v.weight"
 
 
-class Given(NamedTuple):
+class MaskArguments(NamedTuple):
     """What a call is given beside its inputs."""
 
     valid_lens: Any = None
@@ -156,13 +156,15 @@ class AttentionLayer(Planned, Viewable):
                     return out
             if misnamed:
                 raise calls.misnamed(self, "__call__", misnamed)
-            return self._call((queries, keys, values), Given(valid_lens, causal, keep_mask, bias), training, cache)
+            return self._call(
+                (queries, keys, values), MaskArguments(valid_lens, causal, keep_mask, bias), training, cache
+            )
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # the caller's line comes next in the traceback, not our five
                 raise error.with_traceback(None) from None
             raise
 
-    def _call(self, inputs: tuple[Any, ...], given: Given, training: Optional[bool], cache: Any = None) -> Any:
+    def _call(self, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool], cache: Any = None) -> Any:
         queries, keys, values = inputs
         if values is None:
             raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
@@ -175,9 +177,9 @@ class AttentionLayer(Planned, Viewable):
     def _asked(
         self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = False,
         keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Any = None,
-    ) -> tuple[tuple[Any, ...], Given, Optional[bool], Any]:  # fmt: skip
+    ) -> tuple[tuple[Any, ...], MaskArguments, Optional[bool], Any]:  # fmt: skip
         """What a call with these arguments computes, for mha_c.explain: the arguments of `_call`."""
-        return (queries, keys, values), Given(valid_lens, causal, keep_mask, bias), training, cache
+        return (queries, keys, values), MaskArguments(valid_lens, causal, keep_mask, bias), training, cache
 
     def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
         """What turns queries and keys of n steps from `first` on, if something does: see `_core.layer_step`."""
@@ -194,7 +196,7 @@ class AttentionLayer(Planned, Viewable):
             return corner and CORNERS[corner]
         return corner, keep_mask, bias, turn
 
-    def _given_options(self, given: Given, queries: Array, keys: Array) -> tuple[Any, Any]:
+    def _given_options(self, given: MaskArguments, queries: Array, keys: Array) -> tuple[Any, Any]:
         """(lengths, options) as the core takes them, of what a user gives."""
         keep_mask = bias = None
         if given.keep_mask is not None or given.bias is not None:
@@ -204,7 +206,7 @@ class AttentionLayer(Planned, Viewable):
         return None if given.valid_lens is None else to_lengths(given.valid_lens), options
 
     def _run(
-        self, inputs: tuple[Array, Array, Array], given: Given, training: Any, as_tensor: bool,
+        self, inputs: tuple[Array, Array, Array], given: MaskArguments, training: Any, as_tensor: bool,
         projected: Sequence[str] = (),
     ) -> Any:  # fmt: skip
         """`projected` names the projections that keys and values have been through already: W_k, or W_k and W_v."""

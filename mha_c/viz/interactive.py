@@ -14,7 +14,7 @@ from .._arguments.calls import refuses_at_the_call
 from ..errors import ShapeError
 from . import labels, pack
 from .page import Page
-from .sources import Layer, collect, on_cpu
+from .sources import LayerWeights, collect, on_cpu
 from .words import of_scripts, said
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _lengths(valid_lens: Any, examples: int) -> list[int]:
     return list(np.broadcast_to(lens.ravel(), (examples,)))
 
 
-def _panel(index: int, layer: Layer, example: int, pair: labels.Pair, length: int) -> _Panel:
+def _panel(index: int, layer: LayerWeights, example: int, pair: labels.Pair, length: int) -> _Panel:
     weights = layer.weights[example]
     pack.check(weights)
     named_self = layer.name.startswith("self")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Tree = Any  # an array, or a list of trees
 
 
-class Layer(NamedTuple):
+class LayerWeights(NamedTuple):
     """The weights of one layer: (batch, heads, queries, keys)."""
 
     name: str
@@ -59,7 +59,9 @@ def holds_arrays(value: Any, rank: int = 2) -> bool:
     return int(getattr(value, "ndim", 0)) >= rank
 
 
-def collect(source: Any, num_heads: Optional[int] = None, layer_names: Optional[Sequence[str]] = None) -> list[Layer]:
+def collect(
+    source: Any, num_heads: Optional[int] = None, layer_names: Optional[Sequence[str]] = None
+) -> list[LayerWeights]:
     """The layers' weights, each (batch, heads, queries, keys).
 
     An array of rank 3 is (heads, queries, keys), or, from a layer, (batch, queries, keys).  If the number of heads is
@@ -78,7 +80,7 @@ def collect(source: Any, num_heads: Optional[int] = None, layer_names: Optional[
         if len(layer_names) != len(leaves):
             raise ValueError(f"layer_names has {len(layer_names)} names for {len(leaves)} layers")
         names = [str(name) for name in layer_names]
-    layers = [Layer(name, _four_axes(leaf, num_heads, holder or steps)) for name, leaf in zip(names, leaves)]
+    layers = [LayerWeights(name, _four_axes(leaf, num_heads, holder or steps)) for name, leaf in zip(names, leaves)]
     for leaf, layer in zip(leaves, layers):
         if asked not in (None, layer.weights.shape[1]):
             raise ShapeError(f"weights {leaf.shape} have {layer.weights.shape[1]} head(s), but num_heads is {asked}")

@@ -30,10 +30,10 @@ _KEPT = ("attention_weights", "attn_weights", "weights", "attn", "attention", "p
 _OF_CACHES = re.compile("past|cache|memory|state", re.IGNORECASE)
 _WITH_WEIGHTS = ("dot_product", "additive", "multi_head", "causal", "window", "causal_multi_head")
 
-Found = tuple[str, Any]
+Finding = tuple[str, Any]
 
 
-def besides(run: Run, form: str) -> Iterator[Found]:
+def besides(run: Run, form: str) -> Iterator[Finding]:
     """Ids and words, or lines, of what is wrong beside the output."""
     yield from (each for each in _of_weights(run, form) if each[0] == "kept_weights")
     yield from _of_small_fills(run, form)
@@ -45,7 +45,7 @@ def besides(run: Run, form: str) -> Iterator[Found]:
 # ---- weights that are returned, or kept ------------------------------------------------------------------------------
 
 
-def _of_weights(run: Run, form: str) -> Iterator[Found]:
+def _of_weights(run: Run, form: str) -> Iterator[Finding]:
     if run.student.kind not in _WITH_WEIGHTS or run.way.layout not in ("batch", "heads"):
         return
     inputs = run.probes[-1]
@@ -103,7 +103,7 @@ def _is_weights(x: Any, expected: Any) -> bool:
 # ---- masks that hide with a number that is not small enough ----------------------------------------------------------
 
 
-def _of_small_fills(run: Run, form: str) -> Iterator[Found]:
+def _of_small_fills(run: Run, form: str) -> Iterator[Finding]:
     """Whether hidden keys stay hidden where what is seen has scores below -100."""
     made = function(form)
     changed = [(f, each) for f in _FILLS for each in hiding_with(form, f)]
@@ -173,7 +173,7 @@ def _is_low(inputs: Inputs, form: str) -> bool:
 # ---- the rest --------------------------------------------------------------------------------------------------------
 
 
-def _of_gradients(run: Run) -> Iterator[Found]:
+def _of_gradients(run: Run) -> Iterator[Finding]:
     way, student = run.way, run.student
     if way.tensors and way.layout in ("batch", "grouped") and not student.sizes_of_table:
         one_input = {"X", "second"} & {*student.takes.values()} and len(student.takes) > 1
@@ -183,7 +183,7 @@ def _of_gradients(run: Run) -> Iterator[Found]:
             yield from (("gradients", line) for line in lines[:1])
 
 
-def _of_one_head(run: Run) -> Iterator[Found]:
+def _of_one_head(run: Run) -> Iterator[Finding]:
     layer: Any = run.student.layers.at(run.probes[-1]) if run.student.layers is not None else None
     for part in layer.modules() if callable(getattr(layer, "modules", None)) else ():
         if type(part).__name__ == "ModuleList" and len(part) > 1 and len({id(x) for x in part}) < len(part):
@@ -191,7 +191,7 @@ def _of_one_head(run: Run) -> Iterator[Found]:
             return
 
 
-def _of_calls_before(run: Run) -> Iterator[Found]:
+def _of_calls_before(run: Run) -> Iterator[Finding]:
     """Whether a call gives other numbers after other calls."""
     if depends_on_calls(run):
         yield "state", say("state")

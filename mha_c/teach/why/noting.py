@@ -32,7 +32,7 @@ class Place(NamedTuple):
     function: str
 
 
-class Step(NamedTuple):
+class Operation(NamedTuple):
     """An operation: NumPy's or torch's name of it, what it made, the steps that it read (-1, -2, ...: inputs), its
     line, and the line of the outermost call that led to it."""
 
@@ -48,7 +48,7 @@ class Trace:
 
     def __init__(self, owns: Callable[[str], bool]) -> None:
         self.owns = owns
-        self.steps: list[Step] = []
+        self.steps: list[Operation] = []
         self.inputs: list[Any] = []
         self.paused = False
         self._alive: list[Any] = []
@@ -84,7 +84,7 @@ class Trace:
         self.paused = True  # what is read here is no step
         sources = tuple(at for x in _arrays(given) for at in self.source(x))
         for x in _arrays(made):
-            self.steps.append(Step(name, _numbers(x), sources, *places))
+            self.steps.append(Operation(name, _numbers(x), sources, *places))
             self._is(x, len(self.steps) - 1)
         self.paused = False
 
@@ -97,7 +97,7 @@ class Trace:
         place = self._line(frame, line)
         words = {*re.findall(r"\w+", place.text)}
         read = [at for name, (each, _) in before.items() if name in words for at in self.source(each)]
-        self.steps.append(Step("named", _numbers(x), tuple(self.source(x) or read), place, place))
+        self.steps.append(Operation("named", _numbers(x), tuple(self.source(x) or read), place, place))
         if not isinstance(x, Noted) and id(x) not in self._at:
             self._is(x, len(self.steps) - 1)
         self.paused = False

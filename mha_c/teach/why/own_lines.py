@@ -18,14 +18,14 @@ from ..checks.probes import Inputs
 from ..checks.rounds import Run
 from ..words.sentences import said, say
 from .mending import Mended, mended
-from .noting import Place, Step, Trace
+from .noting import Operation, Place, Trace
 from .searching import Search
 from .traces import book_trace, changed, in_one_call, student_trace, telling
 
 _PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm")
 
 
-class Found(NamedTuple):
+class WrongLine(NamedTuple):
     """The student's line, the book's and, of `stage`, up to where the numbers are right."""
 
     place: Optional[Place]
@@ -69,7 +69,7 @@ def one_line(run: Run, error: Optional[Place], share: float) -> Optional[OwnLine
     except Exception:
         places = [error]
     one = _mended(run, run.form, [each for each in places if each is not None and each.text], "", share)
-    return None if one is None else _line(Found(one.place))._replace(should_be=one.text)
+    return None if one is None else _line(WrongLine(one.place))._replace(should_be=one.text)
 
 
 def _mended(run: Run, form: str, places: Sequence[Place], id: str, share: float = 1.0) -> Optional[Mended]:
@@ -90,7 +90,7 @@ def random_lines(run: Run) -> list[Any]:
         if first.place == second.place and first.value.shape == second.value.shape:
             if not np.allclose(first.value, second.value, equal_nan=True) and first.name not in ("empty", "named"):
                 made = first.name in ("linear", "matmul", "addmm", "bmm") and "drop" not in first.place.text.lower()
-                return [say("random_other" if made else "random_drops"), _line(Found(first.place))]
+                return [say("random_other" if made else "random_drops"), _line(WrongLine(first.place))]
     return []
 
 
@@ -109,7 +109,7 @@ def nan_line(run: Run) -> list[Any]:
                 words = "0 times infinity is NaN: hide with torch.where or masked_fill, not by a product"
             elif "softmax" in step.name or any((np.isneginf(x).all(axis=-1)).any() for x in values if x.ndim):
                 words = "a row whose numbers are all -inf has no softmax"
-            return [say("nan_first", why=said(words)), _line(Found(step.place))]
+            return [say("nan_first", why=said(words)), _line(WrongLine(step.place))]
     return []
 
 
@@ -117,7 +117,7 @@ def line_of(run: Run, name: str, which: int = -1) -> list[OwnLine]:
     """The line of an operation whose name, or text, has these letters: the last, or which of them."""
     _, steps = _of_a_call(run)
     found = [x for x in steps if name in x.name] or [x for x in steps if name in x.place.text.lower()]
-    return [_line(Found(found[which].place))] if found else []
+    return [_line(WrongLine(found[which].place))] if found else []
 
 
 def line_that_multiplies(run: Run, is_meant: Callable[[Any], bool]) -> list[OwnLine]:
@@ -125,10 +125,10 @@ def line_that_multiplies(run: Run, is_meant: Callable[[Any], bool]) -> list[OwnL
     trace, steps = _of_a_call(run)
     products = [x for x in steps if x.name in _PRODUCTS and x.value.ndim > 2 and x.sources]
     found = [x for x in products if trace is not None and any(map(is_meant, map(trace.value, x.sources)))]
-    return [_line(Found(found[-1].place))] if found else []
+    return [_line(WrongLine(found[-1].place))] if found else []
 
 
-def _of_a_call(run: Run) -> tuple[Optional[Trace], list[Step]]:
+def _of_a_call(run: Run) -> tuple[Optional[Trace], list[Operation]]:
     """The operations of a call, and those of them behind the constructor; none where they cannot be noted."""
     try:
         trace = student_trace(run, run.probes[-1])
@@ -148,11 +148,11 @@ def constructor_line(run: Run) -> list[OwnLine]:
         if re.search(r"MultiheadAttention\(.*\)\s*$", text):
             place = Place(inspect.getsourcefile(made_by) or "", number, text.strip(), "__init__")
             mended = re.sub(r"\)\s*$", ", batch_first=True)", text.strip())
-            return [_line(Found(place))._replace(should_be=mended)]
+            return [_line(WrongLine(place))._replace(should_be=mended)]
     return []
 
 
-def _line(found: Found) -> OwnLine:
+def _line(found: WrongLine) -> OwnLine:
     assert found.place is not None
     return OwnLine(_called(found.place.file), found.place.number, found.place.text, "", found.book)
 
@@ -170,11 +170,13 @@ def _noted_call(run: Run, form: str) -> tuple[Optional[Inputs], Optional[Trace]]
     return inputs, student_trace(run, inputs) if inputs is not None else None
 
 
-def found_for(call: tuple[Optional[Inputs], Optional[Trace]], form: str, mistakes: Sequence[Mistake]) -> list[Found]:
+def found_for(
+    call: tuple[Optional[Inputs], Optional[Trace]], form: str, mistakes: Sequence[Mistake]
+) -> list[WrongLine]:
     """For each mistake the student's line, as far as it can be told."""
     inputs, trace = call
     if trace is None or inputs is None:
-        return [Found(None, _books_line(form, mistakes, i)) for i in range(len(mistakes))]
+        return [WrongLine(None, _books_line(form, mistakes, i)) for i in range(len(mistakes))]
     wrong = book_trace(form, mistakes, inputs)
     made = []
     for number in range(len(mistakes)):
@@ -182,7 +184,7 @@ def found_for(call: tuple[Optional[Inputs], Optional[Trace]], form: str, mistake
         right = [book_trace(form, [], inputs), *([book_trace(form, others, inputs)] if others else [])]
         lines = changed(form, mistakes, number)
         place = Search(trace, right, inputs).of_mistake(mistakes[number].id, wrong, right[0], lines)
-        made.append(Found(place, _books_line(form, mistakes, number)))
+        made.append(WrongLine(place, _books_line(form, mistakes, number)))
     return made
 
 
@@ -190,11 +192,11 @@ def _books_line(form: str, mistakes: Sequence[Mistake], number: int) -> str:
     return next((each.book for each in changed(form, mistakes, number)), "")
 
 
-def first_difference(run: Run, call: Optional[tuple[Optional[Inputs], Optional[Trace]]] = None) -> Found:
+def first_difference(run: Run, call: Optional[tuple[Optional[Inputs], Optional[Trace]]] = None) -> WrongLine:
     """Of what no known mistake explains: the line where numbers begin to differ, and the stage that is right."""
     inputs, trace = call or _noted_call(run, run.form)
     if trace is None or inputs is None:
-        return Found(None)
+        return WrongLine(None)
     right = book_trace(run.form, [], inputs)
     search = Search(trace, [right], inputs)
-    return Found(search.first(), "", search.stage(right))
+    return WrongLine(search.first(), "", search.stage(right))

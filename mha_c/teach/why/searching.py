@@ -14,7 +14,7 @@ import numpy as np
 
 from ..checks.probes import Inputs
 from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
-from .noting import Place, Step, Trace
+from .noting import Operation, Place, Trace
 from .traces import Change, first_read, heads, last_of, otherwise, stages
 
 _OF_LAYOUT = (
@@ -72,7 +72,7 @@ class Search:
         numbers = {i for i, x in enumerate(self.is_right) if x and is_numbers(self.steps[i].value)}
         self.good = numbers | self._leading_to(numbers)
 
-    def _is_right(self, step: Step) -> bool:
+    def _is_right(self, step: Operation) -> bool:
         if (
             step.value.size == 0
             or counts(step.value)
@@ -196,7 +196,7 @@ class Search:
                     return step.place
         return place
 
-    def _is_used_by(self, step: Step, place: Place) -> bool:
+    def _is_used_by(self, step: Operation, place: Place) -> bool:
         name = step.place.text.partition("=")[0].strip()
         return bool(re.search(rf"\b{re.escape(name)}\b", place.text))
 

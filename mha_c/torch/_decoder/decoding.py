@@ -256,7 +256,10 @@ class Steps(NamedTuple):
         w_v = None if parameters.w_v is None else array(parameters.w_v)[0].copy()  # for weights that are read later
         turn = self.module._turn(cache._steps, self.n_steps, inputs[0].dtype)
         arrays = [array(x) for x in inputs]
-        layer, (keep_mask, bias) = rolling.Layer(weights, w_v, self.num_heads, turn), map(optional_array, self.masks)
+        layer, (keep_mask, bias) = (
+            rolling.RollingLayer(weights, w_v, self.num_heads, turn),
+            map(optional_array, self.masks),
+        )
         out, kept = rolling.attend(cache, arrays, layer, self.counts, (keep_mask, bias))
         cache._keep(held, after)
         return torch.from_numpy(out), OfSteps(kept)

@@ -60,7 +60,7 @@ class Input(NamedTuple):
     letters: str
 
 
-class Given(NamedTuple):
+class ResultTensor(NamedTuple):
     """What a call gives, or keeps, in the place of a tensor.
 
     what      "out", "weights", "dropped"
@@ -73,7 +73,7 @@ class Given(NamedTuple):
     attached: bool = True
 
 
-class Layer(NamedTuple):
+class CoreCall(NamedTuple):
     """One call of a layer of ours.
 
     kind            "dot" or "additive"
@@ -91,7 +91,7 @@ class Layer(NamedTuple):
     turns           of queries and keys
     dropout         the rate of the weights, as the call was: 0 in evaluation
     out_dropout     of the output
-    result          the structure of what it gives, with a Given in the place of each tensor
+    result          the structure of what it gives, with a ResultTensor in the place of each tensor
     kept            ((path, name, structure), ...): attributes that it sets
     line            of its softmax
     """
@@ -118,13 +118,13 @@ class Layer(NamedTuple):
     line: Line
 
 
-def layer_of(reading: Reading) -> Layer:
+def layer_of(reading: Reading) -> CoreCall:
     """The layer that a reading is; Left where it is none.  What holds for some sizes alone becomes its condition."""
     with reading.walk():
         return _layer_of(reading)
 
 
-def _layer_of(reading: Reading) -> Layer:
+def _layer_of(reading: Reading) -> CoreCall:
     found = attentions(reading)
     known = [one for one in found if isinstance(one, Attention)]
     if reading.refused is not None:
@@ -155,7 +155,7 @@ class _Fitted:
             letter = "q" if letter == "k" and self.meanings.get(formula) == "q" else letter  # as many keys as queries
             self.meanings[formula] = letter
 
-    def layer(self) -> Layer:
+    def layer(self) -> CoreCall:
         one = self.one
         if one.kind == "torch":
             raise Left("torch's own layer computes it", one.line)
@@ -177,7 +177,7 @@ class _Fitted:
         result = self._structure(result)
         for node in self.behind:
             out_dropout = max(out_dropout, _rate(node))
-        return Layer(
+        return CoreCall(
             kind="additive" if one.kind == "additive" else "dot",
             inputs=(self._input(one.queries, "q"), self._input(one.keys, "k"), self._input(one.values, "k")),
             projections=(one.queries.projected, one.keys.projected, one.values.projected, one.projected_output),
@@ -267,7 +267,7 @@ class _Fitted:
     # --- Results --------------------------------------------------------------------------------------------
 
     def _structure(self, found: Any) -> Any:
-        """What a call gives, or keeps, with a Given in the place of each tensor."""
+        """What a call gives, or keeps, with a ResultTensor in the place of each tensor."""
         if isinstance(found, Value):
             return self._given(found)
         if isinstance(found, (tuple, list)):
@@ -283,7 +283,7 @@ class _Fitted:
             raise Left("it gives a number that follows from sizes", self.one.line)
         return found
 
-    def _given(self, value: Value) -> Given:
+    def _given(self, value: Value) -> ResultTensor:
         one, attached, start = self.one, True, value
         path: list[Node] = []
         ends = {id(x): what for x, what in ((one.dropped, DROPPED), (one.weights, WEIGHTS), (one.output, OUT)) if x}
@@ -310,7 +310,7 @@ class _Fitted:
             letters = letters_of(start, self.meanings)
         if "?" in letters or len(letters) != len(start.shape):
             raise Left("its result's axes could not be told", one.line)
-        return Given(what, letters, attached)
+        return ResultTensor(what, letters, attached)
 
     def _kept(self) -> tuple[tuple[str, str, Any], ...]:
         found = []
@@ -322,7 +322,7 @@ class _Fitted:
                 structure = self._structure(effect.value)
             except Left:
                 structure = None
-            if self.behind or not isinstance(structure, Given) or structure.what == OUT:
+            if self.behind or not isinstance(structure, ResultTensor) or structure.what == OUT:
                 raise Left(f"it keeps {effect.name}, which is not its weights", effect.line)
             self.behind = behind
             found.append((effect.path, effect.name, structure))

@@ -28,8 +28,8 @@ from .._reading.reading import can_read, read
 from .._tensors import is_compiling
 from .candidates import next_to_read
 from .keys import key_of, nobody_looks
-from .layer import Given, Left, LeftThisTime, layer_of
-from .plans import Found, Plan
+from .layer import Left, LeftThisTime, ResultTensor, layer_of
+from .plans import CoreResult, ReadingPlan
 
 MOST_IN_A_ROW = 6  # readings without a call of the core between them: then calls go on being of new forms
 MOST_READINGS = 64  # of one module
@@ -72,7 +72,7 @@ class State:
         self.plans: dict[Any, Any] = {}
         self.left: dict[Any, Left] = {}
         self.readings = self.in_a_row = 0
-        self.shown: dict[str, tuple[Given, Found, Plan]] = {}
+        self.shown: dict[str, tuple[ResultTensor, CoreResult, ReadingPlan]] = {}
 
 
 def prepare(module: nn.Module) -> None:
@@ -192,7 +192,7 @@ def computed(state: State, module: Any, args: Any, kwargs: Any) -> Any:
     return _read(state, module, args, kwargs, key, tensors)
 
 
-def _drop(state: State, module: Any, key: Any, plan: Plan, error: Exception) -> None:
+def _drop(state: State, module: Any, key: Any, plan: ReadingPlan, error: Exception) -> None:
     """No longer use a plan that failed: calls of its key are the reader's from now on."""
     words = f"the core failed, so its own lines ran ({type(error).__name__}: {error}): please report it".split("\n")[0]
     why = Left(words, plan.layer.line)
@@ -205,7 +205,7 @@ def _drop(state: State, module: Any, key: Any, plan: Plan, error: Exception) -> 
         leave(module, why)
 
 
-def _holds(plan: Plan) -> bool:
+def _holds(plan: ReadingPlan) -> bool:
     """Whether all that was read is as it was, also the classes of the modules inside."""
     for each, kind in plan.kinds:
         if type(each) is not kind and own_kind(each) is not kind:
@@ -213,7 +213,7 @@ def _holds(plan: Plan) -> bool:
     return plan.still_holds()
 
 
-def _result(state: State, module: Any, plan: Plan, tensors: list[Tensor]) -> Any:
+def _result(state: State, module: Any, plan: ReadingPlan, tensors: list[Tensor]) -> Any:
     found = plan.computed(tensors)
     state.in_a_row = 0
     for path, name, given in plan.layer.kept:
@@ -279,7 +279,7 @@ def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], resu
     if any(plan.agrees(reading, tensors, result) for plan in state.plans.get(key, ()) if _holds(plan)):
         return
     try:
-        plan = Plan(layer_of(reading), reading, tensors, kinds_inside(state.module()))
+        plan = ReadingPlan(layer_of(reading), reading, tensors, kinds_inside(state.module()))
         plan.check(tensors, result)
     except Left:
         raise
@@ -292,7 +292,7 @@ def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], resu
 # --- Weights --------------------------------------------------------------------------------------------------
 
 
-def _show(owner: Any, name: str, given: Given, found: Found, plan: Plan) -> None:
+def _show(owner: Any, name: str, given: ResultTensor, found: CoreResult, plan: ReadingPlan) -> None:
     """Let an attribute show the weights of a call, which are computed when somebody reads them."""
     state = vars(type(owner)).get(STATE)
     if state is None:

@@ -1,4 +1,4 @@
-"""A call of a reader's module by the core: a Layer, and all that it was read from, which must be as it was."""
+"""A call of a reader's module by the core: a CoreCall, and all that it was read from, which must be as it was."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._reading.masks import Mask
 from .._reading.sizes import Axis, axes_of, evaluated, formula_of, plain
 from .._weights.last import Last, last_of
 from .arranging import arrangement, filled
-from .layer import DROPPED, OUT, Given, Layer, Left, LeftThisTime, LeftWithGraph, adds, short
+from .layer import DROPPED, OUT, CoreCall, Left, LeftThisTime, LeftWithGraph, ResultTensor, adds, short
 from .replaying import Replay, graph_key, near, without_dropout
 from .rows import some_row_is_empty, viewed
 from .weights import parameters_of
@@ -53,7 +53,7 @@ class _Rate(NamedTuple):
     training: bool = True
 
 
-class Found(NamedTuple):
+class CoreResult(NamedTuple):
     """What a call by the core gives: the output in the core's order of axes, and what its weights come of."""
 
     out: Tensor
@@ -61,7 +61,7 @@ class Found(NamedTuple):
     heads: Optional[int]
 
 
-class Plan:
+class ReadingPlan:
     """How the core computes calls of one key.
 
     layer       what is computed
@@ -73,7 +73,7 @@ class Plan:
     kinds       ((a module inside, its class), ...)
     """
 
-    def __init__(self, layer: Layer, reading: Reading, tensors: list[Tensor], kinds: Any) -> None:
+    def __init__(self, layer: CoreCall, reading: Reading, tensors: list[Tensor], kinds: Any) -> None:
         self.layer, self.reading, self.kinds = layer, reading, kinds
         self.names = _names(reading, tensors)
         self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
@@ -107,7 +107,7 @@ class Plan:
         self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows)
         self.plain = self.plain and layer.heads == layer.kv_heads
         self.bands: dict[Any, Tensor] = {}
-        of_out = isinstance(layer.result, Given) and layer.result.what == OUT and layer.result.attached
+        of_out = isinstance(layer.result, ResultTensor) and layer.result.what == OUT and layer.result.attached
         self.simple = of_out and not layer.kept and not layer.out_dropout
         self.last_turn = back[layer.result] if of_out else None
         self._leave_what_is_slower()
@@ -214,7 +214,7 @@ class Plan:
 
     # --- The call ----------------------------------------------------------------------------------------------
 
-    def computed(self, tensors: list[Tensor], rate: Optional[_Rate] = None) -> Found:
+    def computed(self, tensors: list[Tensor], rate: Optional[_Rate] = None) -> CoreResult:
         """The call by the core, its result in the core's order of axes."""
         i, j, k = self.places
         q_into, k_into, v_into = self.into
@@ -229,7 +229,7 @@ class Plan:
             return self._by_layer((q, keys, values), tensors, rate)
         return self._by_attention((q, keys, values), tensors, rate)
 
-    def _by_layer(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> Found:
+    def _by_layer(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> CoreResult:
         box: dict[str, Any] = {}
         parts = self.parameters if type(self.parameters) is Parameters else self.parameters()
         lens = options = None
@@ -237,7 +237,7 @@ class Plan:
             lens, keep, bias = self._masks(inputs, tensors)
             options = new_record(Options, (self.layer.causal, keep, bias, None, self.rows))
         out = core.call(self.options, (parts, box, rate, None), inputs, lens, None, options=options)
-        return Found(out, box["_last"], self.options.num_heads)
+        return CoreResult(out, box["_last"], self.options.num_heads)
 
     def _masks(self, inputs: Any, tensors: list[Tensor]) -> tuple[Any, Any, Any]:
         """(lengths, keep_mask, bias) of a call."""
@@ -286,7 +286,7 @@ class Plan:
             self.bands[n_queries, n_keys, numbers] = found
         return found
 
-    def _by_attention(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> Found:
+    def _by_attention(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> CoreResult:
         layer = self.layer
         q, k, v = inputs
         lens, keep, bias = self._masks(inputs, tensors)
@@ -299,7 +299,7 @@ class Plan:
         operands = AttentionTensors(q, k, v, None, keep, bias)
         found = attend(call, operands)
         last = last_of(call, operands, found, (True, True)) if layer.kept else None  # none are returned
-        return Found(found.out, last, q.shape[1] if q.dim() == 4 else None)
+        return CoreResult(found.out, last, q.shape[1] if q.dim() == 4 else None)
 
     def _number(self, n: Any, tensors: list[Tensor]) -> Any:
         formula = formula_of(n)
@@ -367,7 +367,7 @@ class Plan:
                     far = float((ours - own).abs().max()) if ours.shape == own.shape and own.numel() else 0
                     raise Left(f"the core gives other numbers, by {far:.2g}: please report this class", self.layer.line)
 
-    def shown(self, given: Given, found: Found, later: bool = False) -> Tensor:
+    def shown(self, given: ResultTensor, found: CoreResult, later: bool = False) -> Tensor:
         """What a call gives in one place of its result.  later: weights may be computed when they are read."""
         if given.what != OUT:
             last, by_heads = found.last, "h" in given.letters
@@ -384,7 +384,7 @@ class Plan:
         out = found.out if back is None else back(found.out)
         return out if given.attached else out.detach()
 
-    def _weights(self, given: Given, found: Found, last: Last) -> Tensor:
+    def _weights(self, given: ResultTensor, found: CoreResult, last: Last) -> Tensor:
         """The weights as a tensor of their own, as the values met them if they are given after dropout."""
         by_heads = "h" in given.letters
         done = last.source.call if given.what == DROPPED and self.layer.dropout and last.source is not None else None
@@ -394,13 +394,13 @@ class Plan:
         weights = drop(last.numbers(found.heads))
         return weights if by_heads else weights.flatten(0, 1)
 
-    def result(self, found: Found) -> Any:
+    def result(self, found: CoreResult) -> Any:
         """What a call gives."""
         if self.simple:
             return found.out if self.last_turn is None else self.last_turn(found.out)
         if self.layer.out_dropout:
             found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
-        return filled(self.layer.result, lambda given: self.shown(given, found), Given)
+        return filled(self.layer.result, lambda given: self.shown(given, found), ResultTensor)
 
 
 _SPREADING = frozenset(("repeat_interleave", "reshape", "view", "unsqueeze", "__getitem__", "expand", "flatten"))
@@ -432,14 +432,14 @@ def _names(reading: Reading, tensors: list[Tensor]) -> tuple[str, ...]:
     return tuple(names.get(id(x), "") for x in tensors)
 
 
-def _leaves(structure: Any) -> list[Given]:
-    found: list[Given] = []
-    filled(structure, found.append, Given)
+def _leaves(structure: Any) -> list[ResultTensor]:
+    found: list[ResultTensor] = []
+    filled(structure, found.append, ResultTensor)
     return found
 
 
 def _paired(structure: Any, result: Any, pairs: list[Any]) -> None:
-    if isinstance(structure, Given):
+    if isinstance(structure, ResultTensor):
         pairs.append((structure, result))
     elif isinstance(structure, (tuple, list)):
         for one, other in zip(structure, result):

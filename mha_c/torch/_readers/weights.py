@@ -1,4 +1,4 @@
-"""The weights of a Layer as the parameters of a call of the core: the reader's own, or rows and columns of them."""
+"""The weights of a CoreCall as the parameters of a call of the core: the reader's own, or rows and columns of them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from ..._layer.description import BOOK_NAMES
 from .._call.records import Parameters
 from .._reading.products import Projected, Rows
-from .layer import Layer
+from .layer import CoreCall
 
 
-def parameters_of(layer: Layer) -> tuple[Any, Any]:
+def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
     """(which rows of a joint weight those of queries, keys and values are, or None; the Parameters of a layer, or a
     function that makes them where a weight is rows or columns of the reader's)."""
     given = dict(zip(BOOK_NAMES, layer.projections))

@@ -18,7 +18,7 @@ _ALONG = frozenset((
 ))  # fmt: skip
 
 
-class Step(NamedTuple):
+class ScoreOperation(NamedTuple):
     """What was done to the scores: "scale" by a number or Value, "hide" where a condition is `truth`, "add" of a Value,
     "tanh", "sinks"; `view` are the scores at that time, as a view of their product."""
 
@@ -44,7 +44,7 @@ class Back(NamedTuple):
 
     product: Any  # Contraction or Additive
     out: Value
-    steps: list[Step]
+    steps: list[ScoreOperation]
     view: View
 
 
@@ -59,7 +59,7 @@ class Walk:
         loose = not self._leads(scores, False)
         if loose and not self._leads(scores, True):
             raise Unclear("no product of queries and keys is behind this softmax", scores.node)
-        chain: list[tuple[Value, Step]] = []
+        chain: list[tuple[Value, ScoreOperation]] = []
         value = scores
         while True:
             found = self._product(value, loose)
@@ -70,7 +70,7 @@ class Walk:
             value = before
         return self._forward(found, value, chain[::-1])
 
-    def _forward(self, product: Any, out: Value, chain: list[tuple[Value, Step]]) -> Back:
+    def _forward(self, product: Any, out: Value, chain: list[tuple[Value, ScoreOperation]]) -> Back:
         view, steps = self.views.whole(out), []
         for value, step in chain:
             if step.kind == "view":
@@ -80,7 +80,7 @@ class Walk:
                 steps.append(step._replace(view=view))
         return Back(product, out, steps, view)
 
-    def _viewed(self, view: View, step: Step, value: Value) -> View:
+    def _viewed(self, view: View, step: ScoreOperation, value: Value) -> View:
         try:
             if step.node.name == "__aliased__":
                 return view._replace(axes=self.views.reshaped(view.axes, value.shape, step.node))
@@ -88,7 +88,7 @@ class Walk:
         except Mixes as mixes:
             raise Unclear("scores are reshaped in a way that holds for these sizes alone", mixes.node) from None
 
-    def _broadened(self, view: View, value: Value, step: Step) -> View:
+    def _broadened(self, view: View, value: Value, step: ScoreOperation) -> View:
         """The same elements with axes of size 1 in front."""
         more = len(value.shape) - len(view.axes)
         axes = ((),) * more + view.axes
@@ -176,13 +176,13 @@ class Walk:
 
     # --- One step -------------------------------------------------------------------------------------------
 
-    def _step(self, value: Value, loose: bool) -> tuple[Step, Value]:
+    def _step(self, value: Value, loose: bool) -> tuple[ScoreOperation, Value]:
         node = value.node
         assert node is not None
         name = node.name.rstrip("_") if not node.name.endswith("__") else node.name
         if self.views._is_view(node, True):
             given = node.values()
-            return Step("view", node), given[0]
+            return ScoreOperation("view", node), given[0]
         method = getattr(self, f"_of_{name.strip('_')}", None)
         if method is None:
             raise Unclear(f"scores go through {name} before the softmax", node)
@@ -196,20 +196,20 @@ class Walk:
         assert isinstance(b, Value)
         return b, a, False
 
-    def _of_add(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_add(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         lead, other, _ = self._lead(node, loose)
         alpha = node.kwargs.get("alpha", 1)
         if alpha != 1:
             raise Unclear("scores are added with a factor", node)
-        return (Step("shift", node) if is_number(other) else Step("add", node, other, 1.0)), lead
+        return (ScoreOperation("shift", node) if is_number(other) else ScoreOperation("add", node, other, 1.0)), lead
 
-    def _of_sub(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_sub(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         lead, other, first = self._lead(node, loose)
         if not first:
             raise Unclear("scores are taken from something", node)
         if is_number(other) or self._is_maximum(other):
-            return Step("shift", node), lead
-        return Step("add", node, other, -1.0), lead
+            return ScoreOperation("shift", node), lead
+        return ScoreOperation("add", node, other, -1.0), lead
 
     def _is_maximum(self, other: Any) -> bool:
         """The largest score of each row, which a softmax does not see."""
@@ -221,16 +221,16 @@ class Walk:
             other = other.node.args[0]
         return isinstance(other, Value) and other.node is not None and other.node.name in ("amax", "max")
 
-    def _of_mul(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_mul(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         lead, other, _ = self._lead(node, loose)
-        return Step("scale", node, self._scale(other, node)), lead
+        return ScoreOperation("scale", node, self._scale(other, node)), lead
 
-    def _of_div(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_div(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         lead, other, first = self._lead(node, loose)
         if not first or node.kwargs:
             raise Unclear("something is divided by scores", node)
         scale = self._scale(other, node)
-        return Step("scale", node, 1 / scale if not isinstance(scale, Value) else ("1/", scale)), lead
+        return ScoreOperation("scale", node, 1 / scale if not isinstance(scale, Value) else ("1/", scale)), lead
 
     def _scale(self, other: Any, node: Node) -> Any:
         if is_number(other):
@@ -242,29 +242,31 @@ class Walk:
             return other
         raise Unclear("scores are multiplied by a tensor", node)
 
-    def _of_neg(self, node: Node, loose: bool) -> tuple[Step, Value]:
-        return Step("scale", node, -1.0), node.args[0]
+    def _of_neg(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
+        return ScoreOperation("scale", node, -1.0), node.args[0]
 
-    def _of_tanh(self, node: Node, loose: bool) -> tuple[Step, Value]:
-        return Step("tanh", node), node.args[0]
+    def _of_tanh(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
+        return ScoreOperation("tanh", node), node.args[0]
 
-    def _of_masked_fill(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_masked_fill(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         scores, cond, fill = (*node.args, *node.kwargs.values())[:3]
-        return Step("hide", node, cond, self._fill(fill, node)), scores
+        return ScoreOperation("hide", node, cond, self._fill(fill, node)), scores
 
-    def _of_where(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_where(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         if len(node.args) != 3:
             raise Unclear("where() with other arguments", node)
         cond, a, b = node.args
         first = isinstance(a, Value) and self._leads(a, loose)
-        return Step("hide", node, cond, self._fill(b if first else a, node), truth=not first), (a if first else b)
+        return ScoreOperation("hide", node, cond, self._fill(b if first else a, node), truth=not first), (
+            a if first else b
+        )
 
-    def _of_setitem(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_setitem(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         scores, index, fill = node.args
         index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
         if not isinstance(index, Value) or "bool" not in str(index.dtype) or index.dtype is None:
             raise Unclear("scores are set at places that are no mask", node)
-        return Step("hide", node, index, self._fill(fill, node)), scores
+        return ScoreOperation("hide", node, index, self._fill(fill, node)), scores
 
     def _fill(self, fill: Any, node: Node) -> float:
         said = self.tables.of(fill) if not is_number(fill) else fill
@@ -272,7 +274,7 @@ class Walk:
             raise Unclear("hidden scores become what is no number", node)
         return float(said)  # type: ignore[arg-type]
 
-    def _of_aliased(self, node: Node, loose: bool) -> tuple[Step, Value]:
+    def _of_aliased(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         before, written = node.args
         sizes = [1, 1]
         for i, x in enumerate((before, written)):
@@ -280,7 +282,7 @@ class Walk:
                 sizes[i] *= int(n)
         if sizes[0] != sizes[1]:
             raise Unclear("a part of the scores is written through a view", node)
-        return Step("view", node), written
+        return ScoreOperation("view", node), written
 
 
 def is_score_product(found: Any) -> bool:

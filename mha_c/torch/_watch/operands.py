@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..._arguments.options import core_options
 from ..._core import copy_operands
-from ..._summary import Given, Scores
+from ..._summary import Scores, WeightsArray
 from .._tensors import FLOATS, HALVES, elsewhere
 from ..summary import on_cpu
 
@@ -71,9 +71,9 @@ class ModelWeights(NamedTuple):
         """(B, H, Q, K)."""
         return tuple(self.weights.shape)
 
-    def source(self) -> Given:
+    def source(self) -> WeightsArray:
         """The same as of `Operands`."""
-        return Given(on_cpu(self.weights))
+        return WeightsArray(on_cpu(self.weights))
 
 
 def _both_copied(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
