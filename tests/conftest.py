@@ -125,8 +125,9 @@ def what_comes_together(item):
     if call and not dict(_core.isas()).get(call.params.get("isa", _core.isa())):
         return frozenset()
     values = call._idlist if call else ()  # pytest's, joined in `call.id`
-    if mark:
-        values = [call.params[name] for name in mark.args]
+    if mark:  # of names of parameters; of several that are one value together, a tuple
+        names = [(each,) if isinstance(each, str) else each for each in mark.args]
+        values = [tuple(call.params[name] for name in each) for each in names]
     several = mark.kwargs.get("together", 2) if mark else 2
     return frozenset(itertools.combinations(enumerate(values), several)) or frozenset([item.nodeid])
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import needs
 from mha_c import teach
 from mha_c.teach.checks import mistakes
 from mha_c.teach.checks.probes import probes
@@ -11,7 +12,7 @@ from mha_c.teach.checks.probes import probes
 @pytest.mark.parametrize("kind", mistakes.KINDS)
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_a_puzzle_is_wrong_until_it_is_mended(kind, level):
-    for seed in range(4 if level < 3 else 2):
+    for seed in range(1 if not needs.NIGHTLY else 4 if level < 3 else 2):
         puzzle = teach.puzzle(seed, kind, level)
         assert puzzle.source == teach.puzzle(seed, kind, level).source
         answer = puzzle.check(puzzle.source)
@@ -21,12 +22,12 @@ def test_a_puzzle_is_wrong_until_it_is_mended(kind, level):
 
 def test_levels():
     one, two, three = ({tuple(teach.puzzle(seed, "multi_head", level).mistakes) for seed in range(count)}
-                       for level, count in ((1, 40), (2, 40), (3, 8)))  # fmt: skip
+                       for level, count in ((1, 20), (2, 20), (3, 4)))  # fmt: skip
     heads = ("heads_without_transpose", "heads_interleaved", "heads_joined_wrong", "scale_num_hiddens")
     assert not any(name in ids for ids in one for name in heads)
     assert any(name in ids for ids in two for name in heads)
     assert all(len(ids) == 1 for ids in one | two) and all(len(ids) == 2 for ids in three)
-    assert len(one) > 5 and len(two) > 3 and len(three) > 5
+    assert len(one) > 5 and len(two) > 3 and len(three) > 2
 
 
 def test_a_mended_line_solves_it():

@@ -248,14 +248,14 @@ def variant(kind, way):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_hundred_right_ones(kind, rng):
+def test_drawn_right_ones(kind, rng):
     """Each is another choice of all that may differ: operations and their order, types, names, ways to be called."""
     _, names, own = KINDS[kind]
     own = {**own, "names": names, "result": RESULTS, "call": CALLS}
     if kind in ("additive", "multi_head"):  # objects of these kinds are layers, which own their weights
         own["call"] = [call for call in CALLS if call != "object"]
     every = math.prod(map(len, own.values()))
-    for number in rng.choice(every, 200, replace=False):
+    for number in rng.choice(every, 200 if needs.NIGHTLY else 40, replace=False):
         places = np.unravel_index(number, [len(each) for each in own.values()])
         way = {name: each[place] for (name, each), place in zip(own.items(), places)}
         answer = teach.check(variant(kind, way), kind)

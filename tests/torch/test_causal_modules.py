@@ -50,6 +50,7 @@ CORNERS = [(True, 5, 5), ("bottom_right", 3, 7)]  # for a compiler, which takes 
 CALLS = [(way, *case) for way in WAYS for case in (CORNERS if way == "compile" else CASES)]
 
 
+@pytest.mark.by_day("name", "way", ("causal", "n_queries", "n_keys"))
 @pytest.mark.parametrize(("way", "causal", "n_queries", "n_keys"), CALLS)
 @pytest.mark.parametrize("name", ALL)
 def test_causal_is_lengths_of_each_query(name, way, causal, n_queries, n_keys):

@@ -47,6 +47,7 @@ class Graphs:
         return graph
 
 
+@pytest.mark.by_day("name", "length", together=1)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("length, operator", [(3, "layer_with_weights"), (20, "layer")])  # which are more than q and k
 def test_bits_of_eager_calls(name, length, operator):
@@ -63,6 +64,7 @@ def test_bits_of_eager_calls(name, length, operator):
     assert set(graphs.names) == {operator} and len(graphs.names) >= 2
 
 
+@pytest.mark.by_day("name", "n", together=1)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n, operators", [(4, ["layer_with_weights"]), (17, ["layer", "weights"])])
 def test_weights_that_a_model_reads_in_its_call(name, n, operators):

@@ -43,7 +43,7 @@ def test_what_is_one_layer_is_the_cores():
             assert way(module, *[x] * needed) == "core", (type(module), shape)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(40 if needs.NIGHTLY else 12))
 def test_drawn_classes(seed):
     """A regime of lengths, an effect, a setting that is turned: each with some probability."""
     draw = random.Random(seed)
