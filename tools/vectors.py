@@ -3,7 +3,7 @@
     python tools/vectors.py
 
 docs/grading.md says how it is read.  The outputs are those of mha_c/teach/book.py on the probes of
-mha_c/teach/checks/probes.py; tests compare them with the core, with mha_c/_reference.py and with the book's package.
+mha_c/teach/asking/probes.py; tests compare them with the core, with mha_c/_reference.py and with the book's package.
 """
 
 import json
@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from mha_c.teach import book
-from mha_c.teach.checks.mistakes import KINDS
-from mha_c.teach.checks.probes import probes
+from mha_c.teach.asking.mistakes import KINDS
+from mha_c.teach.asking.probes import probes
 
 PATH = Path(__file__).resolve().parents[1] / "tests" / "data" / "vectors.json"
 CHOSEN = (0, 3, 5)  # the smallest; a length for each example; a length for each query

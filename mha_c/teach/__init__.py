@@ -15,9 +15,9 @@ This folder is plain NumPy, because its functions are meant to be read.  The lay
 """
 
 from . import book
-from .checks.answers import Answer
+from .asking.answers import Answer
+from .asking.mistakes import add_mistake
 from .checks.checking import check
-from .checks.mistakes import add_mistake
 from .lawful import Law, Laws, laws
 from .players.playing import LayerSteps, additive, multi_head
 from .players.stepping import Steps, Tile, Tiles, steps, tiles

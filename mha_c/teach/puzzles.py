@@ -11,11 +11,11 @@ import numpy as np
 
 from .._arguments import scalars
 from .._arguments.calls import refuses_at_the_call
-from .checks.answers import NEAR, Answer
+from .asking.answers import NEAR, Answer
+from .asking.kinds import unknown_kind
+from .asking.mistakes import KINDS, Mistake, function, known, sources
+from .asking.probes import Sizes, probes
 from .checks.checking import check
-from .checks.kinds import unknown_kind
-from .checks.mistakes import KINDS, Mistake, function, known, sources
-from .checks.probes import Sizes, probes
 from .words.sentences import said
 
 

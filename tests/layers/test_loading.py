@@ -22,7 +22,7 @@ LOADERS = {"load", "loads", "fromfile", "system", "popen", "unpickle"}
 HARMLESS = {"json.loads"}
 # The book with a line changed, which is our own text, and what a student gives to have it run: in a process of its own,
 # where it is a file; with a line of it changed, where it is told what the line should be.
-OF_TEACH = "checks/mistakes", "puzzles", "grader/files", "why/traces"
+OF_TEACH = "asking/mistakes", "puzzles", "grader/files", "why/traces"
 RUN = {f"teach/{x}.py: {runs}" for x in OF_TEACH for runs in ("compile", "exec")}
 ALLOWED = {"config.py: ctypes", "_verdict.py: subprocess", "teach/why/mending.py: compile"} | RUN
 

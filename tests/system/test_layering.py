@@ -237,10 +237,21 @@ def imports_of_modules():
     return found
 
 
+def folder_of(name, folders):
+    """The place of the folder of `mha_c.teach` that a module stands in, among these; None if it is in none of them."""
+    top, _, rest = name.partition("mha_c.teach.")
+    return folders.index(rest.partition(".")[0]) if not top and rest.partition(".")[0] in folders else None
+
+
 def test_no_circle_of_imports():
     found = imports_of_modules()
     assert "mha_c.torch.layers" in found["mha_c.torch._readers.known"] and "mha_c._types" in found["mha_c.layers"]
     assert len(list(graphlib.TopologicalSorter(found).static_order())) > 80
+    # Of teach's folders from the bottom up: a module imports those of its own and of those before it.
+    folders = "words book asking why checks grader".split()
+    for name, imported in found.items():
+        place = folder_of(name, folders)
+        assert [x for x in imported if place is not None and (folder_of(x, folders) or 0) > place] == [], name
     # What several processes do stands on top: nobody below knows of it.
     top = "mha_c.torch.distributed"
     assert all(name.startswith(top) for name, imported in found.items() if any(x.startswith(top) for x in imported))

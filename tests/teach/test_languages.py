@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from mha_c import teach
-from mha_c.teach.checks import answers, masks, mistakes, verdicts
+from mha_c.teach.asking import answers, masks, mistakes
+from mha_c.teach.checks import verdicts
 from mha_c.teach.grader import files
 from mha_c.teach.words import sentences as words
 
@@ -66,7 +67,7 @@ def said_literally():
 def of_tables():
     yield from words.SENTENCES.values()
     yield from re.findall(
-        r"^\w+(?: \(\w+\))?: (.*)", (TEACH / "checks" / "mistakes.txt").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\w+(?: \(\w+\))?: (.*)", (TEACH / "asking" / "mistakes.txt").read_text(encoding="utf-8"), re.MULTILINE
     )
     yield from verdicts.SECTIONS.values()
     yield from (masks._AXES_SAY[one] for one in masks._AXES_SAY if masks._AXES_SAY[one] != "1")

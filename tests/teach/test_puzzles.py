@@ -5,8 +5,8 @@ import pytest
 
 import needs
 from mha_c import teach
-from mha_c.teach.checks import mistakes
-from mha_c.teach.checks.probes import probes
+from mha_c.teach.asking import mistakes
+from mha_c.teach.asking.probes import probes
 
 
 @pytest.mark.parametrize("kind", mistakes.KINDS)

@@ -70,7 +70,9 @@ def test_it_is_a_zoo():
 
 # ---- what True means -------------------------------------------------------------------------------------------------
 
-TAKES_MASKS = [(kind, make) for kind, make, _ in MAKERS if "mask_ignored" in make.mistakes][:: 1 if needs.NIGHTLY else 2]
+TAKES_MASKS = [(kind, make) for kind, make, _ in MAKERS if "mask_ignored" in make.mistakes][
+    :: 1 if needs.NIGHTLY else 2
+]
 
 
 @pytest.mark.parametrize(("kind", "make"), TAKES_MASKS, ids=label)

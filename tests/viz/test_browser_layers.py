@@ -11,7 +11,8 @@ import pytest
 import mha_c
 import needs
 from mha_c import teach
-from mha_c.teach.checks import mistakes, verdicts
+from mha_c.teach.asking import mistakes
+from mha_c.teach.checks import verdicts
 
 pytest_plugins = ["browser_fixtures"]
 

@@ -13,16 +13,16 @@ import numpy as np
 from ..._arguments.arrays import is_tensor
 from ..._recognize import parameters
 from .. import lawful
+from ..asking.comparing import equal, near, output
+from ..asking.making import plain
+from ..asking.masks import CannotSay
+from ..asking.mistakes import function, hiding_with
+from ..asking.probes import Inputs
+from ..asking.rounds import Run
 from ..why.alike import Known
 from ..why.own_lines import line_of
 from ..why.traces import book_trace, stages
 from ..words.sentences import say
-from .comparing import equal, near, output
-from .making import plain
-from .masks import CannotSay
-from .mistakes import function, hiding_with
-from .probes import Inputs
-from .rounds import Run
 
 _FILLS = (-10.0, -20.0, -30.0, -50.0, -100.0)  # that are written where the book writes -1e6
 _BELOW, _APART = -105.0, 50.0  # scores that are seen are below all of these, and hidden ones so far above them

@@ -12,13 +12,13 @@ import numpy as np
 
 from ..._arguments.arrays import is_tensor
 from ..._recognize.stored import at, write
+from ..asking.comparing import equal, is_misshapen, output
+from ..asking.making import is_open, plain
+from ..asking.mistakes import function
+from ..asking.probes import Inputs
+from ..asking.rounds import Run
+from ..asking.student import WEIGHTS, Outcome
 from ..words.sentences import say
-from .comparing import equal, is_misshapen, output
-from .making import is_open, plain
-from .mistakes import function
-from .probes import Inputs
-from .rounds import Run
-from .student import WEIGHTS, Outcome
 
 _MANY = (64, 130), (32,), (16,)  # keys, 130 for blocks of 128; a layer may have room for fewer
 _TABLES = ("positional_encoding", "rope")  # kinds that keep tables of numbers that are the book's own

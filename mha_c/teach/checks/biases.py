@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..asking.comparing import equal
+from ..asking.making import asks_for, constructor_parameters, takes_config
+from ..asking.rounds import Run, run_of
+from ..asking.student import Student
 from ..words.sentences import say
 from .beyond import with_biases
-from .comparing import equal
-from .making import asks_for, constructor_parameters, takes_config
-from .rounds import Run, run_of
-from .student import Student
 
 _OF_ALL = re.compile("(use_)?bias", re.IGNORECASE)  # flags that speak of the output, too
 

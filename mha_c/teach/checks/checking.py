@@ -8,22 +8,13 @@ from typing import Any, Optional
 import numpy as np
 
 from ..._arguments.calls import is_refusal, refuses_at_the_call
-from ..words.sentences import said, say
-from . import masks
-from .answers import Answer, failed
-from .besides import besides
-from .besides import notes as notes_on
-from .beyond import beyond, extra, of_large_scores
-from .biases import biases, made_with
-from .choices import choices
-from .choices import left as left_of_constructor
-from .comparing import equal, is_misshapen
-from .explaining import despite_nan, explanation, fixed_scale, is_right
-from .fixed import others
-from .forms import LAYOUTS, NARROWER, says_steps_first
-from .kinds import reason
-from .making import CannotAsk, Unmade
-from .rounds import (
+from ..asking import masks
+from ..asking.answers import Answer, failed
+from ..asking.comparing import equal, is_misshapen
+from ..asking.forms import LAYOUTS, NARROWER, says_steps_first
+from ..asking.kinds import reason
+from ..asking.making import CannotAsk, Unmade
+from ..asking.rounds import (
     Run,
     as_mask,
     forms_of_mask,
@@ -34,7 +25,16 @@ from .rounds import (
     takes_masks,
     untried,
 )
-from .student import Round, Student, gradients_recorded
+from ..asking.student import Round, Student, gradients_recorded
+from ..words.sentences import said, say
+from .besides import besides
+from .besides import notes as notes_on
+from .beyond import beyond, extra, of_large_scores
+from .biases import biases, made_with
+from .choices import choices
+from .choices import left as left_of_constructor
+from .explaining import despite_nan, explanation, fixed_scale, is_right
+from .fixed import others
 from .students import student_of
 from .together import together
 from .training import training, with_lines

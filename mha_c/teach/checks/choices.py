@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ..._recognize.roles import is_flag
-from .making import constructor_parameters
-from .rounds import forms_of_mask
-from .student import Round, Student
+from ..asking.making import constructor_parameters
+from ..asking.rounds import forms_of_mask
+from ..asking.student import Round, Student
 
 # Names of what hides keys, or changes numbers, in a way that the book does not have.
 _CHANGES = re.compile(

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ..asking.answers import NEAR
+from ..asking.comparing import equal, is_misshapen, output
+from ..asking.mistakes import FORMS, SOURCES, Change, Mistake, function, hiding_with, known, subtracting
+from ..asking.probes import Inputs
+from ..asking.rounds import OF_LENS, Run, steps_of
+from ..asking.student import Outcome
 from ..words.sentences import say
-from .answers import NEAR
-from .comparing import equal, is_misshapen, output
-from .mistakes import FORMS, SOURCES, Change, Mistake, function, hiding_with, known, subtracting
-from .probes import Inputs
-from .rounds import OF_LENS, Run, steps_of
-from .student import Outcome
 
 _HIDE_ROWS = ("softmax_axis", "mask_off_by_one", "mask_inverted")  # mistakes that may hide a whole row
 _ANY = "(-np.inf)"  # what masks write, where a row without keys may give what it likes

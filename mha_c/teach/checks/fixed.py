@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ..._arguments.arrays import is_tensor
+from ..asking.student import Student
 from ..why.noting import written_by_them
-from .student import Student
 
 _MOST = 4  # of numbers in a code that are tried
 _WITH_SCALE = "dot_product", "causal", "window", "grouped"

@@ -8,11 +8,11 @@ from typing import Any, Optional
 import numpy as np
 
 from ..._recognize.roles import causal_flag
-from .comparing import equal
-from .kinds import told
-from .making import Unmade, copied
-from .rounds import rounds, runs
-from .student import Round, Student, gradients_recorded
+from ..asking.comparing import equal
+from ..asking.kinds import told
+from ..asking.making import Unmade, copied
+from ..asking.rounds import rounds, runs
+from ..asking.student import Round, Student, gradients_recorded
 
 
 def student_of(mine: Any, kind: Optional[str], weights: Optional[Mapping[str, str]] = None) -> Student:

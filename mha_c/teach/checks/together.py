@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ..asking.answers import Example
+from ..asking.comparing import equal, output
+from ..asking.forms import HEADS
+from ..asking.masks import CannotSay
+from ..asking.mistakes import function
+from ..asking.probes import Inputs
+from ..asking.rounds import Run, forms_of_mask, steps_of
+from ..asking.student import Outcome, own_line
 from ..words.sentences import said, say
-from .answers import Example
-from .comparing import equal, output
-from .forms import HEADS
-from .masks import CannotSay
-from .mistakes import function
-from .probes import Inputs
-from .rounds import Run, forms_of_mask, steps_of
-from .student import Outcome, own_line
 
 _HIDES = ("lens", "mask", "flag", "window", "made")  # roles; from the third on they hide the same keys in each call
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from ..asking.making import DROPOUT, asks_for, plain
+from ..asking.probes import Inputs
+from ..asking.rounds import Run
 from ..why.noting import Trace
 from ..why.own_lines import line_of, line_that_multiplies
 from ..why.traces import noted
 from ..words.sentences import say
 from .beyond import lengthened
-from .making import DROPOUT, asks_for, plain
-from .probes import Inputs
-from .rounds import Run
 
 _CALLS = 4  # in training: of some 400 numbers and more each
 _STEPS = 13  # queries and keys: no layer has as many features

@@ -9,21 +9,21 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .. import lawful
+from ..asking.answers import NEAR, Answer, Example, Lines, OwnLine, readable, written
+from ..asking.comparing import equal, is_misshapen, output
+from ..asking.forms import LAYOUTS_SAY
+from ..asking.kinds import projected_by
+from ..asking.making import Unmade
+from ..asking.masks import MEANS
+from ..asking.mistakes import function, root, signature, sources
+from ..asking.probes import Inputs, probes
+from ..asking.results import NoOutput
+from ..asking.rounds import OF_LENS, Run
+from ..asking.student import Student, own_line
 from ..why.noting import error_place
 from ..why.own_lines import constructor_line, nan_line, one_line, own_lines, random_lines, up_to
 from ..words.sentences import said, say
-from .answers import NEAR, Answer, Example, Lines, OwnLine, readable, written
-from .comparing import equal, is_misshapen, output
 from .explaining import Explained, where
-from .forms import LAYOUTS_SAY
-from .kinds import projected_by
-from .making import Unmade
-from .masks import MEANS
-from .mistakes import function, root, signature, sources
-from .probes import Inputs, probes
-from .results import NoOutput
-from .rounds import OF_LENS, Run
-from .student import Student, own_line
 
 _SCORING = "11.3 Attention Scoring Functions"
 _SEVERAL = "11.5 Multi-Head Attention, Implementation (10.5.2 in the first edition)"

@@ -13,9 +13,9 @@ from types import ModuleType
 from typing import Any, Optional, Union
 
 from ..._recognize import books_name, parameters, root_of
-from ..checks.answers import readable
-from ..checks.kinds import told
-from ..checks.making import Unmade
+from ..asking.answers import readable
+from ..asking.kinds import told
+from ..asking.making import Unmade
 from .notebooks import parts
 
 _Node = Union[ast.FunctionDef, ast.ClassDef]

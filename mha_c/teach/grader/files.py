@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, NamedTuple, Optional
 
-from ..checks.answers import Answer, readable
+from ..asking.answers import Answer, readable
+from ..asking.kinds import told, unknown_kind
+from ..asking.making import CannotAsk, Unmade
+from ..asking.mistakes import KINDS
 from ..checks.checking import check
-from ..checks.kinds import told, unknown_kind
-from ..checks.making import CannotAsk, Unmade
-from ..checks.mistakes import KINDS
 from ..checks.verdicts import exits
 from ..words.sentences import said
 from .choosing import Pieces, defined, layer_of

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from ..checks.answers import failed
+from ..asking.answers import failed
 from .files import Problem, Report, ended_after, judged
 
 _written = json.dumps  # what the file does to json later is nothing to this

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks.comparing import HUGE
+from ..asking.comparing import HUGE
 
 _NEAR = 1e-4  # as answers.NEAR; float32 is nearer
 

@@ -15,9 +15,9 @@ from time import process_time
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, Optional
 
-from ..checks.comparing import equal, output
-from ..checks.mistakes import function
-from ..checks.rounds import Run
+from ..asking.comparing import equal, output
+from ..asking.mistakes import function
+from ..asking.rounds import Run
 from .edits import Edit, Names, edits, is_of_number
 from .noting import Place, functions_noted, written_by_them
 

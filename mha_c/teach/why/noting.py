@@ -18,7 +18,7 @@ import numpy as np
 from ..._arguments.arrays import is_tensor
 
 _PACKAGE = str(Path(__file__).parents[2])
-_ASKING = str(Path(__file__).parents[1] / "checks")
+_ASKING = tuple(str(Path(__file__).parents[1] / folder) for folder in ("asking", "checks"))
 _OF_SHAPES = ("_like", "size", "shape", "dim", "numel", "finfo", "type", "is_floating_point")  # they read no number
 _NAMED_BY_CALLER = ("axis", "dim", "dims", "axes")  # a helper with such an argument does what its caller says
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..checks.answers import OwnLine
-from ..checks.mistakes import Mistake
-from ..checks.probes import Inputs
-from ..checks.rounds import Run
+from ..asking.answers import OwnLine
+from ..asking.mistakes import Mistake
+from ..asking.probes import Inputs
+from ..asking.rounds import Run
 from ..words.sentences import said, say
 from .mending import Mended, mended
 from .noting import Operation, Place, Trace

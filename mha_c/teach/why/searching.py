@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..checks.probes import Inputs
+from ..asking.probes import Inputs
 from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
 from .noting import Operation, Place, Trace
 from .traces import Change, first_read, heads, last_of, otherwise, stages

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..checks.comparing import HUGE, equal, output
-from ..checks.forms import parts
-from ..checks.mistakes import Mistake, function, sources
-from ..checks.probes import Inputs
-from ..checks.rounds import Run
+from ..asking.comparing import HUGE, equal, output
+from ..asking.forms import parts
+from ..asking.mistakes import Mistake, function, sources
+from ..asking.probes import Inputs
+from ..asking.rounds import Run
 from .noting import Place, Trace, lines_noted, tensors_noted, written_by_them
 
 
