@@ -109,7 +109,7 @@ def check_causal_steps(causal: Causal) -> None:
         )
 
 
-def core_corner(causal: Causal, q: Any, k: Any) -> Any:
+def core_corner(causal: Causal, q: Any, k: Any) -> Optional[str]:
     """`causal` as the core takes it: None, "top_left" or "bottom_right"."""
     check_causal(causal)
     if not causal or isinstance(causal, str):

@@ -42,7 +42,7 @@ class MaskArguments(NamedTuple):
     """What a call is given beside its inputs."""
 
     valid_lens: Any = None
-    causal: Any = False
+    causal: Causal = False
     keep_mask: Any = None
     bias: Any = None
 

@@ -169,7 +169,11 @@ def executed(name, folder):
     return notebook, min(seconds, of_two_cores)  # a machine busy with something else is not the notebook's fault
 
 
-@pytest.mark.parametrize("name", SHOWN)
+# Half a minute of training each: by night.  What they call is called by the others, and by the tests of its folder.
+LONG = "bahdanau", "generation", "inside_any_model", "long_sequences"
+
+
+@pytest.mark.parametrize("name", [name for name in SHOWN if needs.NIGHTLY or name not in LONG])
 def test_notebook(name, tmp_path):
     needs.module("matplotlib")
     if "torch" in SHOWN[name][0]:

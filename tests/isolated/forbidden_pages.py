@@ -9,6 +9,7 @@ The rows of an item are dense, or lie on a page each; they end where a page does
 import ctypes
 import itertools
 import mmap
+import os
 import sys
 
 import numpy as np
@@ -84,6 +85,7 @@ MASKED = {
     ),
 }  # fmt: skip
 EMPTY_ROWS, DTYPES, APART = ("uniform", "zero"), (np.float32, np.float64), (False, True)
+NIGHTLY = os.environ.get("MHA_C_NIGHTLY", "0") not in ("", "0")
 
 
 def cases(hidden):
@@ -91,6 +93,8 @@ def cases(hidden):
     for name, dtype, empty_rows, apart in itertools.product(hidden, DTYPES, EMPTY_ROWS, APART):
         options, seen, empties = {**HIDDEN, **MASKED}[name]
         means = empty_rows == "uniform"  # of all values, for a query that sees no key
+        if not NIGHTLY and (means + apart + (dtype is np.float64)) % 2:
+            continue  # by day half of the eight: each two of the three meet
         seen_values = [(0, KEYS) if means and empty else part for part, empty in zip(seen, empties)]
         words = f"{name}, {np.dtype(dtype).name}, {empty_rows}, {'rows apart' if apart else 'dense'}"
         yield (

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ..asking.answers import NEAR
 from ..asking.comparing import HUGE
-
-_NEAR = 1e-4  # as answers.NEAR; float32 is nearer
 
 
 class Known:
@@ -27,7 +26,7 @@ class Known:
         if ours is None:
             return False
         theirs = _in_order(x)
-        return bool((np.abs(ours - theirs) <= _NEAR + _NEAR * np.abs(theirs)).all(axis=1).any())
+        return bool((np.abs(ours - theirs) <= NEAR + NEAR * np.abs(theirs)).all(axis=1).any())
 
 
 def _in_order(x: Any) -> Any:
@@ -39,7 +38,7 @@ def is_arranged(x: Any, heads: Any) -> bool:
     """Whether an array holds (batch, heads, steps, features) in another order of axes, or some of them as one."""
     for axes in itertools.permutations(range(heads.ndim)):
         transposed = heads.transpose(axes)
-        if _merges(transposed.shape, x.shape) and np.allclose(transposed.reshape(x.shape), x, _NEAR, _NEAR):
+        if _merges(transposed.shape, x.shape) and np.allclose(transposed.reshape(x.shape), x, NEAR, NEAR):
             return True
     return False
 

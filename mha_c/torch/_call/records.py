@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -12,6 +12,10 @@ from torch.nn.functional import linear
 from ..._arguments.scalars import LateSeed
 from .._tensors import mask_for_core, optional_array
 
+if TYPE_CHECKING:
+    from ..._types import Causal
+Heads = Union[int, tuple[int, int]]  # of all; or of queries, and of keys and values
+
 
 class Asked(NamedTuple):
     """What a call of a layer is given beside its inputs."""
@@ -19,7 +23,7 @@ class Asked(NamedTuple):
     valid_lens: Any = None
     keep_mask: Optional[Tensor] = None  # with an axis for the heads, or of rank 2
     bias: Optional[Tensor] = None
-    causal: Any = False
+    causal: Causal = False
     training: Optional[bool] = None
 
     @property
@@ -73,7 +77,7 @@ def _taken(x: Tensor, rows: Any) -> Tensor:
 class Options(NamedTuple):
     """What a call of a layer may have beside lengths, in the order of the core (mha_c/_core.pyi)."""
 
-    causal: Any = None
+    causal: Optional[str] = None  # the corner
     keep_mask: Optional[Tensor] = None
     bias: Optional[Tensor] = None
     turn: Any = None  # cosines and sines, as arrays; kept of a compiled call: the features of a head, 0 for none
@@ -96,22 +100,22 @@ class Options(NamedTuple):
 PLAIN_OPTIONS = Options()
 
 
-def pair(num_heads: Any) -> tuple[int, int]:
+def pair(num_heads: Heads) -> tuple[int, int]:
     """(of queries, of keys and values) of a layer's number of heads, or of both."""
-    return num_heads if type(num_heads) is tuple else (num_heads, num_heads)
+    return num_heads if isinstance(num_heads, tuple) else (num_heads, num_heads)
 
 
 class LayerCall(NamedTuple):
     """The arguments of a call of a layer behind its inputs, in the order of _core.layer_forward."""
 
     valid_lens: Any = None
-    num_heads: Any = 1  # or (of queries, of keys and values)
-    empty_rows: Any = "uniform"
+    num_heads: Heads = 1
+    empty_rows: str = "uniform"
     dropout: float = 0.0
     seed: Any = 0  # a number, a tensor of an operator, or None
     options: Optional[Options] = None  # without masks: these may need a gradient
 
-    def masked(self, masks: Any) -> Optional[Options]:
+    def masked(self, masks: tuple[Optional[Tensor], ...]) -> Optional[Options]:
         """The options with the call's masks, (keep_mask, bias) or nothing."""
         if not masks:
             return self.options
@@ -132,13 +136,13 @@ class AttentionCall(NamedTuple):
     """The options of a call of attention, in the order of _core.attention_forward."""
 
     valid_lens: Any = None
-    causal: Any = None
+    causal: Optional[str] = None  # the corner
     window_left: int = -1
     window_right: int = -1
     scale: Optional[float] = None
     dropout: float = 0.0
     seed: Any = 0
-    empty_rows: Any = "zero"
+    empty_rows: str = "zero"
     return_weights: bool = False
     return_lse: bool = False
     softcap: float = 0.0
