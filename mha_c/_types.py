@@ -18,7 +18,8 @@ Stream = TypeVar("Stream")
 Array = NDArray[Any]
 
 EmptyRows = Literal["zero", "uniform"]
-Causal = Union[bool, Literal["top_left", "bottom_right"], None]
+Corner = Literal["top_left", "bottom_right"]
+Causal = Union[bool, Corner, None]
 Window = Optional[tuple[Optional[int], Optional[int]]]
 RngLike = Union[None, int, np.integer[Any], np.random.Generator]
 

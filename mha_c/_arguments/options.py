@@ -21,7 +21,7 @@ from .names import did_you_mean
 from .scalars import LateSeed
 
 if TYPE_CHECKING:
-    from .._types import Array, Causal, EmptyRows, RngLike, Window
+    from .._types import Array, Causal, Corner, EmptyRows, RngLike, Window
 
     # relative_bias, softcap (0: none), sinks
     Terms = Optional[tuple[Optional[Array], float, Optional[Array]]]
@@ -109,7 +109,7 @@ def check_causal_steps(causal: Causal) -> None:
         )
 
 
-def core_corner(causal: Causal, q: Any, k: Any) -> Optional[str]:
+def core_corner(causal: Causal, q: Any, k: Any) -> Optional[Corner]:
     """`causal` as the core takes it: None, "top_left" or "bottom_right"."""
     check_causal(causal)
     if not causal or isinstance(causal, str):

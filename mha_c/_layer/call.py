@@ -156,9 +156,8 @@ class AttentionLayer(Planned, Viewable):
                     return out
             if misnamed:
                 raise calls.misnamed(self, "__call__", misnamed)
-            return self._call(
-                (queries, keys, values), MaskArguments(valid_lens, causal, keep_mask, bias), training, cache
-            )
+            given = MaskArguments(valid_lens, causal, keep_mask, bias)
+            return self._call((queries, keys, values), given, training, cache)
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # the caller's line comes next in the traceback, not our five
                 raise error.with_traceback(None) from None

@@ -6,7 +6,7 @@ where there is no result, it returns an empty tensor.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional, Union
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from .formulas import gradients, split_heads
 from .records import LayerCall, Options, Parameters, pair
 from .scored import Computed, Scored
 from .turning import turn_for_core
+
+if TYPE_CHECKING:
+    from ..._types import Corner, EmptyRows
 
 N_TAPE = 7  # projected q, k, v; context; row_max, row_sum; lengths
 N_PROJECTED = 2  # of these q and k, which have gradients: of attention weights
@@ -60,9 +63,9 @@ class Words(NamedTuple):
 
     num_heads: int
     num_kv_heads: int
-    empty_rows: str
+    empty_rows: EmptyRows
     dropout: float
-    causal: str  # "": none
+    causal: Union[Corner, Literal[""]]  # "": none
     turns: int  # features of a head that is turned by its position; 0: none is
     rows: list[int]  # (first, number) of those of W_q, W_k, W_v in a joint weight; [] without one
 

@@ -13,7 +13,7 @@ from ..._arguments.scalars import LateSeed
 from .._tensors import mask_for_core, optional_array
 
 if TYPE_CHECKING:
-    from ..._types import Causal
+    from ..._types import Causal, Corner, EmptyRows
 Heads = Union[int, tuple[int, int]]  # of all; or of queries, and of keys and values
 
 
@@ -77,7 +77,7 @@ def _taken(x: Tensor, rows: Any) -> Tensor:
 class Options(NamedTuple):
     """What a call of a layer may have beside lengths, in the order of the core (mha_c/_core.pyi)."""
 
-    causal: Optional[str] = None  # the corner
+    causal: Optional[Corner] = None
     keep_mask: Optional[Tensor] = None
     bias: Optional[Tensor] = None
     turn: Any = None  # cosines and sines, as arrays; kept of a compiled call: the features of a head, 0 for none
@@ -110,7 +110,7 @@ class LayerCall(NamedTuple):
 
     valid_lens: Any = None
     num_heads: Heads = 1
-    empty_rows: str = "uniform"
+    empty_rows: EmptyRows = "uniform"
     dropout: float = 0.0
     seed: Any = 0  # a number, a tensor of an operator, or None
     options: Optional[Options] = None  # without masks: these may need a gradient
@@ -136,13 +136,13 @@ class AttentionCall(NamedTuple):
     """The options of a call of attention, in the order of _core.attention_forward."""
 
     valid_lens: Any = None
-    causal: Optional[str] = None  # the corner
+    causal: Optional[Corner] = None
     window_left: int = -1
     window_right: int = -1
     scale: Optional[float] = None
     dropout: float = 0.0
     seed: Any = 0
-    empty_rows: str = "zero"
+    empty_rows: EmptyRows = "zero"
     return_weights: bool = False
     return_lse: bool = False
     softcap: float = 0.0

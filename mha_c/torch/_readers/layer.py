@@ -7,7 +7,7 @@ one call, or a reason why there is none.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 
@@ -17,6 +17,9 @@ from .._reading.masks import Mask
 from .._reading.products import Projected
 from .._reading.sizes import formula_of
 from .letters import axes_of_source, letters_of, seen_through, view_of
+
+if TYPE_CHECKING:
+    from ..._types import Corner, EmptyRows
 
 LARGE = 1e5  # no score in float32 that trains is lower than minus this
 OUT, WEIGHTS, DROPPED = "out", "weights", "dropped"
@@ -104,9 +107,9 @@ class CoreCall(NamedTuple):
     kv_heads: Any
     scale: Any
     masks: tuple[Mask, ...]
-    causal: Optional[str]
+    causal: Optional[Corner]
     window: Any
-    empty_rows: str
+    empty_rows: EmptyRows
     some_empty: bool
     softcap: Any
     sinks: Optional[Value]
@@ -232,8 +235,10 @@ class _Fitted:
             return one.scale
         return None
 
-    def _masks(self) -> tuple[tuple[Mask, ...], Optional[str], Any]:
-        masks, causal, window = [], None, None
+    def _masks(self) -> tuple[tuple[Mask, ...], Optional[Corner], Any]:
+        masks: list[Mask] = []
+        causal: Optional[Corner] = None
+        window = None
         for mask in self.one.masks:
             if isinstance(mask.fill, Value):
                 raise Left("a tensor scales the scores", mask.line)
@@ -248,7 +253,7 @@ class _Fitted:
                 masks.append(mask._replace(fill=_plain(mask.fill), factor=_plain(mask.factor)))
         return tuple(masks), causal, window
 
-    def _empty_rows(self) -> str:
+    def _empty_rows(self) -> EmptyRows:
         """A query all of whose keys are hidden: with a number in the place of scores all weights are equal."""
         fills = [mask.fill for mask in self.one.masks if mask.sense != "add"]
         return "uniform" if fills and all(fill > -1e300 and fill != float("-inf") for fill in fills) else "zero"
