@@ -240,8 +240,8 @@ class _Fitted:
         causal: Optional[Corner] = None
         window = None
         for mask in self.one.masks:
-            if isinstance(mask.fill, Value):
-                raise Left("a tensor scales the scores", mask.line)
+            if not isinstance(mask.fill, (int, float)):  # and what was hidden before
+                raise Left("a tensor scales the scores", self.one.line)
             if mask.sense != "add" and not mask.fill <= -LARGE:
                 words = f"hidden scores become {mask.fill:g}, which is no mask where scores are lower"
                 raise Left(words, mask.line, "keep_mask=mask")
