@@ -86,13 +86,13 @@ class AttentionLayer(Planned, Viewable):
     _turns = False  # whether projected queries and keys are rotated by their positions
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
     _record: Optional[Record] = None
-    _inputs: Optional[tuple[Any, ...]] = None  # those of an Inputs: what the last call was given, where it is small
 
     def __init__(self, states: tuple[State, ...], dropout: Any, dtype: Any, rng: RngLike, empty_rows: str) -> None:
         self._dropout = Dropout(dropout)
         self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
-        self._last: Optional[tuple[Any, bool]] = None  # (saved by the core, whether tensors went in)
+        # (saved by the core, whether tensors went in, and an Inputs, or its elements, where these are small)
+        self._last: Optional[tuple[Any, ...]] = None
         self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
     @property
@@ -145,12 +145,12 @@ class AttentionLayer(Planned, Viewable):
                 except PackedForOthers:
                     pass
                 else:
-                    self._last = saved, False
-                    self._inputs = None
                     if queries.size <= SMALL and (
                         queries is keys is values or (keys.size <= SMALL and values.size <= SMALL)
                     ):
-                        self._inputs = queries, keys, values, valid_lens, options
+                        self._last = saved, False, (queries, keys, values, valid_lens, options)
+                    else:
+                        self._last = saved, False
                     if plan.child is not None:
                         plan.child._last = saved, False
                     return out
@@ -237,8 +237,8 @@ class AttentionLayer(Planned, Viewable):
         return self._finish(out, kept.for_weights(), as_tensor, Inputs(*inputs, lens, options))
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool, inputs: Optional[Inputs] = None) -> Any:
-        self._last = saved, as_tensor
-        self._inputs = inputs if inputs is not None and all(x.size <= SMALL for x in inputs[:3]) else None
+        small = inputs is not None and all(x.size <= SMALL for x in inputs[:3])
+        self._last = (saved, as_tensor, inputs) if small else (saved, as_tensor)
         if self._child is not None:
             self._child._last = saved, as_tensor
         return like_input(out, True) if as_tensor else out
@@ -257,8 +257,14 @@ class AttentionLayer(Planned, Viewable):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        state.pop("_inputs", None)  # what went in stays with its owner
+        if state.get("_last"):
+            state["_last"] = state["_last"][:2]  # what went in stays with its owner
         return state
+
+    @property
+    def _inputs(self) -> Any:
+        """The elements of an Inputs: what the last call was given; None where it was large, and in a copy."""
+        return self._last[2] if self._last is not None and len(self._last) > 2 else None
 
     def _weights(self) -> tuple[Array, bool]:
         """(weights of the last call (B, H, Q, K) in new memory, whether the inputs were tensors)."""
