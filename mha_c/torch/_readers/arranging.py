@@ -34,6 +34,8 @@ def arrangement(have: str, want: str) -> Arrange:
     if dropped == [0] and not new and order == [*range(len(order))]:
         return lambda x: x.squeeze(0)
     turned = order != sorted(order)
+    if not turned and not extra:
+        return _with_ones(have, "".join("1" if letter in missing else letter for letter in want))
 
     def arranged(x: Tensor) -> Tensor:
         for axis in reversed(dropped):
@@ -43,6 +45,30 @@ def arrangement(have: str, want: str) -> Arrange:
         x = x.permute(order) if turned else x
         for axis in new:
             x = x.unsqueeze(axis)
+        return x
+
+    return arranged
+
+
+def _with_ones(have: str, want: str) -> Callable[[Tensor], Tensor]:
+    """The same letters in the same order: only axes of length 1 are taken out, or put in."""
+    ones = [axis for axis, letter in enumerate(have) if letter == "1"]
+    steps, letters = [], [*have]  # (whether an axis is put in, which)
+    for axis, letter in enumerate(want):
+        while letter != "1" and letters[axis : axis + 1] == ["1"]:
+            del letters[axis]
+            steps.append((False, axis))
+        if letter == "1" and letters[axis : axis + 1] != ["1"]:
+            letters.insert(axis, "1")
+            steps.append((True, axis))
+    steps += [(False, len(want))] * (len(letters) - len(want))
+
+    def arranged(x: Tensor) -> Tensor:
+        for axis in ones:
+            if x.shape[axis] != 1:
+                raise ValueError("an axis of length 1 is longer")
+        for puts, axis in steps:
+            x = x.unsqueeze(axis) if puts else x.squeeze(axis)
         return x
 
     return arranged

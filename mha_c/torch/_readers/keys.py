@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -66,3 +66,43 @@ def _add(x: Any, key: list[Any], tensors: list[Tensor]) -> bool:
         key.append((kind, tuple(x) if kind is dict else len(x)))
         return all([_add(each, key, tensors) for each in (x.values() if kind is dict else x)])
     return False
+
+
+class Recent(NamedTuple):
+    """Of a call by the core, for the next one: what `is_like` compares, or None; its key; its ReadingPlan."""
+
+    facts: Any
+    key: Any
+    plan: Any
+
+
+def facts_of(module: Any, args: Any) -> Optional[tuple[Any, ...]]:
+    """What `is_like` compares of a call that `key_of` has told; None where an argument is no plain tensor."""
+    if not args or any(type(x) is not Tensor for x in args):
+        return None
+    places: dict[int, int] = {}
+    firsts = [places.setdefault(id(x), i) for i, x in enumerate(args)]
+    each = [
+        (None if first == i else first, x.dtype, x.requires_grad, x.shape)
+        for i, (first, x) in enumerate(zip(firsts, args))
+    ]
+    modes = module.__dict__.get("training"), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return (*modes, tuple(each), len(places))
+
+
+def is_like(facts: Any, module: Any, args: Any) -> bool:
+    """Whether a call has the key and the shapes of another, whose facts these are, told quicker."""
+    training, grad, inference, each, n_tensors = facts
+    if len(args) != len(each) or module.__dict__.get("training") is not training:
+        return False
+    if torch.is_grad_enabled() is not grad or torch.is_inference_mode_enabled() is not inference:
+        return False
+    for x, (first, dtype, requires_grad, shape) in zip(args, each):
+        if first is not None:
+            if x is not args[first]:
+                return False
+        elif type(x) is not Tensor or x.dtype is not dtype or x.requires_grad is not requires_grad or x.shape != shape:
+            return False
+        elif not quickly_on_cpu(x):
+            return False
+    return n_tensors == 1 or len({*map(id, args)}) == n_tensors

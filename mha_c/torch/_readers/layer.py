@@ -343,6 +343,19 @@ class _Fitted:
                 raise Left("it draws random numbers", node.line)
 
 
+def constructor_of(layer: CoreCall) -> str:
+    """How to write a layer of ours that computes as much."""
+    W_q = layer.projections[0]
+    if W_q is None:
+        return "DotProductAttention(dropout=0)"
+    hiddens = sum(len(rows.rows) for rows in W_q.weight)
+    if layer.kind == "additive":
+        return f"AdditiveAttention(num_hiddens={hiddens}, dropout=0)"
+    if layer.heads != layer.kv_heads:
+        return f"GQAAttention(num_hiddens={hiddens}, num_heads={layer.heads}, num_kv_heads={layer.kv_heads})"
+    return f"MultiHeadAttention(num_hiddens={hiddens}, num_heads={layer.heads}, dropout=0)"
+
+
 def adds(mask: Mask) -> bool:
     """Whether a mask of numbers, times a number, is added."""
     return (

@@ -25,10 +25,11 @@ from .._call.inputs import without_graphs
 from .._private import CHECKPOINT, GLOBAL_HOOKS, is_checkpointed
 from .._reading.graph import Reading, Reason
 from .._reading.reading import can_read, read
+from .._reading.recording import nothing_collected
 from .._tensors import is_compiling
 from .candidates import next_to_read
-from .keys import key_of, nobody_looks
-from .layer import Left, LeftThisTime, ResultTensor, layer_of
+from .keys import Recent, facts_of, is_like, key_of, nobody_looks
+from .layer import Left, LeftThisTime, ResultTensor, constructor_of, layer_of
 from .plans import CoreResult, ReadingPlan
 
 MOST_IN_A_ROW = 6  # readings without a call of the core between them: then calls go on being of new forms
@@ -60,6 +61,7 @@ class State:
 
     own        the reader's class
     plans      {key: its Plans}
+    recent     the plan of the last call of the core, or None
     left       {key: why calls of the key are the reader's, where no plan holds}
     readings   how many there were
     in_a_row   and since the last call of the core
@@ -70,6 +72,7 @@ class State:
         self.own: Any = type(module)
         self.module = weakref.ref(module)
         self.plans: dict[Any, Any] = {}
+        self.recent: Optional[Recent] = None
         self.left: dict[Any, Left] = {}
         self.readings = self.in_a_row = 0
         self.shown: dict[str, tuple[ResultTensor, CoreResult, ReadingPlan]] = {}
@@ -168,25 +171,18 @@ def computed(state: State, module: Any, args: Any, kwargs: Any) -> Any:
     """The result of a call, by the core, or by the reader's lines while they are read; OTHERWISE of any other call."""
     if state.module() is not module or getattr(_reads, "reading", False) or not nobody_looks():
         return OTHERWISE
+    recent: Any = state.recent
+    if recent is not None and not kwargs and is_like(recent.facts, module, args) and _holds_now(recent.plan):
+        return _result(state, module, recent, args, kwargs, args)
     told = key_of(module, args, kwargs)
     if told is None or not told[1]:
         return OTHERWISE
     key, tensors = told
     for plan in state.plans.get(key, ()):
-        suits = plan.suits(tensors)
-        if suits and not any(GLOBAL_HOOKS) and _holds(plan):
-            if plan.viewed and not all([tensors[i].is_contiguous() for i in plan.viewed]):
-                return OTHERWISE  # its `view` may refuse how a tensor lies in memory
-            try:
-                return _result(state, module, plan, tensors)
-            except Exception as error:  # the module's own lines refuse it in their own words, or compute it
-                if type(error) in REFUSALS or is_refusal(error):
-                    return OTHERWISE
-                if type(error).__module__ == CHECKPOINT:  # which has all that it wanted
-                    raise
-                result = state.own.forward(module, *args, **kwargs)
-                _drop(state, module, key, plan, error)  # they compute it: a bug of ours
-                return result
+        if plan.suits(tensors) and _holds_now(plan):
+            recent = Recent(None if kwargs else facts_of(module, args), key, plan)
+            state.recent = recent if recent.facts is not None else None
+            return _result(state, module, recent, args, kwargs, tensors)
     if key in state.left:
         return OTHERWISE
     return _read(state, module, args, kwargs, key, tensors)
@@ -197,6 +193,7 @@ def _drop(state: State, module: Any, key: Any, plan: ReadingPlan, error: Excepti
     words = f"the core failed, so its own lines ran ({type(error).__name__}: {error}): please report it".split("\n")[0]
     why = Left(words, plan.layer.line)
     state.plans.pop(key, None)
+    state.recent = None
     state.left[key] = why
     if state.plans:
         _is_cores(state, module)
@@ -210,16 +207,34 @@ def _holds(plan: ReadingPlan) -> bool:
     for each, kind in plan.kinds:
         if type(each) is not kind and own_kind(each) is not kind:
             return False
-    return plan.still_holds()
+    return bool(plan.reading.settings.still_holds())
 
 
-def _result(state: State, module: Any, plan: ReadingPlan, tensors: list[Tensor]) -> Any:
-    found = plan.computed(tensors)
-    state.in_a_row = 0
-    for path, name, given in plan.layer.kept:
-        owner = module.get_submodule(path) if path else module
-        _show(owner, name, given, found, plan)
-    return plan.result(found)
+def _holds_now(plan: ReadingPlan) -> bool:
+    """The same, where no hook sees all modules."""
+    return not any(GLOBAL_HOOKS) and _holds(plan)
+
+
+def _result(state: State, module: Any, recent: Recent, args: Any, kwargs: Any, tensors: Any) -> Any:
+    """The result of a call by the core; OTHERWISE where the core refuses it."""
+    plan = recent.plan
+    if plan.viewed and not all([tensors[i].is_contiguous() for i in plan.viewed]):
+        return OTHERWISE  # its `view` may refuse how a tensor lies in memory
+    try:
+        found = plan.computed(tensors)
+        state.in_a_row = 0
+        for path, name, given in plan.layer.kept:
+            owner = module.get_submodule(path) if path else module
+            _show(owner, name, given, found, plan)
+        return plan.result(found)
+    except Exception as error:  # the module's own lines refuse it in their own words, or compute it
+        if type(error) in REFUSALS or is_refusal(error):
+            return OTHERWISE
+        if type(error).__module__ == CHECKPOINT:  # which has all that it wanted
+            raise
+        result = state.own.forward(module, *args, **kwargs)
+        _drop(state, module, recent.key, plan, error)  # they compute it: a bug of ours
+        return result
 
 
 def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
@@ -238,7 +253,8 @@ def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: 
     if state_of(module) is not state:  # its lines gave it another class
         return result
     try:
-        _learn(state, key, reading, tensors, result)
+        with nothing_collected():
+            _learn(state, key, reading, tensors, result)
         _is_cores(state, module)
     except Left as why:
         state.left[key] = why
@@ -287,6 +303,7 @@ def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], resu
         raise Left(f"its graph has what is not known here ({type(error).__name__}: {error})") from error
     plans = [*state.plans.get(key, ())]
     state.plans[key] = [plan, *plans][:MOST_OF_A_KEY]
+    state.recent = None
 
 
 # --- Weights --------------------------------------------------------------------------------------------------
@@ -429,13 +446,4 @@ def _of_the_same_sizes(self: Any) -> str:
     plans = [each for found in (state.plans.values() if state else ()) for each in found]
     if not plans:
         return "MultiHeadAttention(...)"
-    layer = plans[-1].layer
-    W_q, _, _, _W_o = layer.projections
-    if W_q is None:
-        return "DotProductAttention(dropout=0)"
-    hiddens = sum(len(rows.rows) for rows in W_q.weight)
-    if layer.kind == "additive":
-        return f"AdditiveAttention(num_hiddens={hiddens}, dropout=0)"
-    if layer.heads != layer.kv_heads:
-        return f"GQAAttention(num_hiddens={hiddens}, num_heads={layer.heads}, num_kv_heads={layer.kv_heads})"
-    return f"MultiHeadAttention(num_hiddens={hiddens}, num_heads={layer.heads}, dropout=0)"
+    return constructor_of(plans[-1].layer)

@@ -11,18 +11,17 @@ from .._call import core
 from .._call.attention import attend
 from .._call.dropout import core_dropout
 from .._call.records import AttentionCall, AttentionTensors, Options, Parameters, new_record
-from .._reading.graph import Reading, Value
-from .._reading.masks import Mask
-from .._reading.sizes import Axis, axes_of, evaluated, formula_of, plain
+from .._reading.graph import Reading
+from .._reading.sizes import Axis, plain
 from .._weights.last import Last, last_of
 from .arranging import arrangement, filled
-from .layer import DROPPED, OUT, CoreCall, Left, LeftThisTime, LeftWithGraph, ResultTensor, adds, short
-from .replaying import Replay, graph_key, near, without_dropout
-from .rows import some_row_is_empty, viewed
+from .call_masks import CallMasks
+from .layer import DROPPED, OUT, CoreCall, Left, LeftWithGraph, ResultTensor
+from .replaying import graph_key, near, without_dropout
+from .rows import viewed
 from .weights import parameters_of
 
 REFUSED = (BufferError, TypeError, ValueError, RuntimeError, IndexError, KeyError, NotImplementedError)
-MOST_BANDS = 8
 MOST_SHAPES = 1000  # that a plan remembers
 _SCALED = "its scale is not 1 / sqrt(d), and one call of a layer has no other"
 _CAPPED = "its scores are capped, and one call of a layer caps none"
@@ -106,11 +105,12 @@ class ReadingPlan:
         self.options = _Options(int(layer.heads), int(layer.kv_heads), layer.empty_rows)
         self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows)
         self.plain = self.plain and layer.heads == layer.kv_heads
-        self.bands: dict[Any, Tensor] = {}
         of_out = isinstance(layer.result, ResultTensor) and layer.result.what == OUT and layer.result.attached
         self.simple = of_out and not layer.kept and not layer.out_dropout
         self.last_turn = back[layer.result] if of_out else None
         self._leave_what_is_slower()
+        axes = "bqk" if not on_heads and not self.whole else "bhqk"
+        self.masks = CallMasks(layer, self.names, self.places[0], axes)
 
     def _leave_what_is_slower(self) -> None:
         """Left where the core gives no gain at any size, by what was measured."""
@@ -163,7 +163,7 @@ class ReadingPlan:
         shapes = shapes_of(tensors)
         known = self.shapes.get(shapes)
         if known is None and self.free:
-            sizes = self.sizes(tensors)
+            sizes = self.masks.sizes(tensors)
             others = {axis for axis, n in self.reading.sizes().items() if sizes.get(axis) != n}
             if 0 not in sizes.values() and others <= self.free and self.reading.holds_for(sizes):
                 known = self.shapes[shapes] = True
@@ -194,11 +194,6 @@ class ReadingPlan:
             and reading.settings.places() <= self.reading.settings.places()
         )
 
-    def sizes(self, tensors: list[Tensor]) -> dict[Axis, int]:
-        """The sizes of a call's inputs."""
-        pairs = zip(self.names, tensors)
-        return {Axis(name, i): n for name, x in pairs if name for i, n in enumerate(x.shape)}
-
     def counts(self, tensors: list[Tensor]) -> dict[str, int]:
         """How many items, heads, queries and keys a call has."""
         queries, keys = (
@@ -207,10 +202,6 @@ class ReadingPlan:
         heads = queries.shape[1] if self.order == "bhqc" else self.options.num_heads
         numbers = queries.shape[0], heads, queries.shape[-2], keys.shape[-2]
         return dict(zip(("batch", "heads", "queries", "keys"), numbers))
-
-    def still_holds(self) -> bool:
-        """Whether all that Python read is as it was."""
-        return bool(self.reading.settings.still_holds())
 
     # --- The call ----------------------------------------------------------------------------------------------
 
@@ -234,65 +225,18 @@ class ReadingPlan:
         parts = self.parameters if type(self.parameters) is Parameters else self.parameters()
         lens = options = None
         if not self.plain:
-            lens, keep, bias = self._masks(inputs, tensors)
+            lens, keep, bias = self.masks.of(tensors, inputs)
             options = new_record(Options, (self.layer.causal, keep, bias, None, self.rows))
         out = core.call(self.options, (parts, box, rate, None), inputs, lens, None, options=options)
         return CoreResult(out, box["_last"], self.options.num_heads)
 
-    def _masks(self, inputs: Any, tensors: list[Tensor]) -> tuple[Any, Any, Any]:
-        """(lengths, keep_mask, bias) of a call."""
-        lens = keep = bias = None
-        layer = self.layer
-        bands = [mask for mask in layer.masks if mask.value is None]
-        if bands or layer.window is not None:
-            keep = self._band(bands, inputs[0].shape[-2], inputs[1].shape[-2], tensors)
-        for mask in layer.masks:
-            if mask.value is None:
-                continue
-            value = self._mask(mask, tensors)
-            if mask.sense == "lengths":
-                lens = value.clamp(min=0)  # the core would warn of others
-            elif mask.sense == "add" or adds(mask):
-                bias = value if bias is None else bias + value
-            else:
-                keep = value if keep is None else keep & value
-        if layer.some_empty and some_row_is_empty(
-            4 if self.whole or self.order == "bhqc" else 3, (lens, keep, bias), layer.causal, inputs
-        ):
-            raise LeftThisTime("a query sees no key, and hidden scores are not all equal", layer.line)
-        return lens, keep, bias
-
-    def _band(self, bands: list[Mask], n_queries: int, n_keys: int, tensors: list[Tensor]) -> Tensor:
-        """Which distances from query to key are seen, (Q, K); those of the last sizes are kept."""
-        window = self.layer.window
-        numbers = tuple(float(self._number(n, tensors)) for n in (window, *(m.offset for m in bands)) if n is not None)
-        found = self.bands.get((n_queries, n_keys, numbers))
-        if found is None:
-            far = torch.arange(n_keys) - torch.arange(n_queries)[:, None]
-            found = torch.ones(n_queries, n_keys, dtype=torch.bool)
-            if window is not None:
-                found &= far >= int(self._number(window, tensors))
-            for mask in bands:
-                offset = int(self._number(mask.offset, tensors)) if mask.offset is not None else 0
-                if mask.sense == "causal":
-                    found &= far <= offset
-                elif mask.sense == "window":
-                    found &= far >= offset
-                else:
-                    for first, last in mask.spans:
-                        found &= ~((far >= first) & (far <= last))
-            if len(self.bands) > MOST_BANDS:
-                self.bands.clear()
-            self.bands[n_queries, n_keys, numbers] = found
-        return found
-
     def _by_attention(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> CoreResult:
         layer = self.layer
         q, k, v = inputs
-        lens, keep, bias = self._masks(inputs, tensors)
+        lens, keep, bias = self.masks.of(tensors, inputs)
         scale = layer.scale
         if scale is not None:
-            scale = float(self._number(scale, tensors))
+            scale = float(self.masks.number(scale, tensors))
         call = AttentionCall(
             lens, layer.causal, -1, -1, scale, rate.p, empty_rows=layer.empty_rows, softcap=layer.softcap or 0.0,
         )  # fmt: skip
@@ -300,51 +244,6 @@ class ReadingPlan:
         found = attend(call, operands)
         last = last_of(call, operands, found, (True, True)) if layer.kept else None  # none are returned
         return CoreResult(found.out, last, q.shape[1] if q.dim() == 4 else None)
-
-    def _number(self, n: Any, tensors: list[Tensor]) -> Any:
-        formula = formula_of(n)
-        return evaluated(formula, self.sizes(tensors)) if [*axes_of(formula)] else n
-
-    def _mask(self, mask: Mask, tensors: list[Tensor]) -> Tensor:
-        """A mask as the core takes it: lengths, True where a key is kept, or a bias."""
-        inputs, sizes = dict(zip(self.names, tensors)), self.sizes(tensors)
-        assert mask.value is not None
-        if mask.sense == "lengths":
-            return self._lengths(mask, inputs, sizes)
-        value = Replay(inputs, sizes).value(mask.value)
-        if adds(mask):  # numbers between 0 and 1 hide in part
-            value = value.to(inputs[self.names[self.places[0]]].dtype)
-            value = (1.0 - value if mask.sense == "keep" else value) * mask.fill
-        elif mask.sense in ("keep", "hide"):
-            value = value if value.dtype is torch.bool else value != 0
-            value = ~value if mask.sense == "hide" else value
-        elif mask.factor != 1:
-            value = value * mask.factor
-        have = short(mask.axes, "?")
-        wanted = "bqk" if len(self.order) == 3 and not self.whole else "bhqk"
-        if have in ("qk", "1k", "q1"):
-            return value
-        if any(letter not in f"{wanted}1" for letter in have) or any(have.count(x) > 1 for x in wanted):
-            raise Left("the axes of its mask could not be told", mask.line)
-        arrange = arrangement(have, "".join(letter if letter in have else "1" for letter in wanted))
-        return value if arrange is None else arrange(value)
-
-    def _lengths(self, mask: Mask, inputs: dict[str, Tensor], sizes: dict[Axis, int]) -> Tensor:
-        """(B,) or (B, Q)."""
-        assert mask.value is not None
-        origin = _spread_from(mask.value)
-        rows = [[*letters] for letters in mask.axes if letters]
-        flat = [letter for letters in rows for letter in letters]
-        if origin.kind == "input" and len(origin.shape) in (1, 2):
-            return inputs[origin.name]  # an item's, or an item's queries', lengths for each head
-        value = Replay(inputs, sizes).value(mask.value)
-        if flat == ["b"]:
-            return value.reshape(-1)
-        query = self.layer.inputs[0]
-        n_items = inputs[query.name].shape[query.letters.index("b")] if "b" in query.letters else 1
-        if flat == ["b", "q"]:
-            return value.reshape(n_items, -1)
-        raise Left("its lengths are no (items,) and no (items, queries)", mask.line)
 
     # --- The guard ---------------------------------------------------------------------------------------------
 
@@ -401,20 +300,6 @@ class ReadingPlan:
         if self.layer.out_dropout:
             found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
         return filled(self.layer.result, lambda given: self.shown(given, found), ResultTensor)
-
-
-_SPREADING = frozenset(("repeat_interleave", "reshape", "view", "unsqueeze", "__getitem__", "expand", "flatten"))
-
-
-def _spread_from(value: Value) -> Value:
-    """What was repeated, item by item, along the axes of the scores."""
-    while value.node is not None and value.node.name in _SPREADING and len(value.node.values()) == 1:
-        index = value.node.args[1:] if value.node.name == "__getitem__" else ()
-        index = index[0] if index and isinstance(index[0], tuple) else index
-        if any(each is not None and each is not Ellipsis and each != slice(None) for each in index):
-            break
-        value = value.node.values()[0]
-    return value
 
 
 def _rows_as_queries(letters: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple, Optional
 
 from .graph import Node, Value
@@ -15,12 +16,17 @@ class Product(NamedTuple):
     formulas: tuple[Any, ...] = ()
 
     def times(self, other: Product) -> Product:
+        if other is ONE or self is ONE:
+            return self if other is ONE else other
         if self.formulas and other.formulas:
             return Product(self.number * other.number, tuple(sorted(self.formulas + other.formulas, key=repr)))
         return Product(self.number * other.number, self.formulas or other.formulas)
 
     def over(self, other: Product) -> Optional[Product]:
         """The quotient, where it is a product again."""
+        if other is ONE or (not self.formulas and not other.formulas):
+            fits = other is ONE or (other.number != 0 and self.number % other.number == 0)
+            return (self if other is ONE else of_number(self.number // other.number)) if fits else None
         rest = list(self.formulas)
         for formula in other.formulas:
             if formula not in rest:
@@ -31,7 +37,13 @@ class Product(NamedTuple):
         return Product(self.number // other.number, tuple(rest))
 
 
-ONE = Product(1)
+@cache
+def of_number(number: int) -> Product:
+    """A size that is a plain number."""
+    return Product(number)
+
+
+ONE = of_number(1)
 
 
 class Atom(NamedTuple):

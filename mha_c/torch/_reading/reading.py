@@ -267,17 +267,22 @@ class _Ending:
     def _follow_loose(self) -> None:
         """Attributes that were read off things that nobody saw: off anything that was met."""
         done: set[int] = set()
+        of_kinds: dict[Any, set[str]] = {}
         while True:
             new = [x for key, x in list(self.settings.met.items()) if key not in done]
             if not new:
                 return
             for thing in new:
                 done.add(id(thing))
-                names = _names_of(thing)
+                kind = thing if isinstance(thing, type) else type(thing)
+                if kind not in of_kinds:
+                    of_kinds[kind] = {name for one in kind.__mro__ for name in vars(one)}
+                stores = (of_kinds[kind], *_stores_of(thing))
                 for name in self.tracer.loose:
-                    wanted = name in names or name in self.tracer.looked
+                    present = any([name in names for names in stores])
+                    wanted = present or name in self.tracer.looked
                     if wanted and (id(thing), name) not in self.tracer.written:
-                        self.settings.attribute(thing, name, only_present=name in names)
+                        self.settings.attribute(thing, name, only_present=present)
 
     def _name_leaves(self) -> None:
         unnamed = [x for x in self.recorder.leaves if x.kind != "input"]
@@ -406,17 +411,13 @@ def _tensors_of(root: nn.Module) -> Iterator[tuple[int, tuple[str, str, nn.Modul
                     yield id(x), (kind, f"{path}.{name}" if path else name, module, name)
 
 
-def _names_of(thing: Any) -> set[str]:
-    """All names under which an object may have an attribute, but for what runs to make it."""
-    found: set[str] = set()
-    for kind in (thing if isinstance(thing, type) else type(thing)).__mro__:
-        found.update(vars(kind))
+def _stores_of(thing: Any) -> list[Any]:
+    """Where an object's own attributes stand by name."""
     own = getattr(thing, "__dict__", None)
-    if own is not None:
-        found.update(own)
-        if isinstance(thing, nn.Module):
-            found.update(*(own[x] for x in ("_parameters", "_buffers", "_modules") if x in own))
-    return found
+    if own is None:
+        return []
+    inside = ("_parameters", "_buffers", "_modules") if isinstance(thing, nn.Module) else ()
+    return [own, *(own[x] for x in inside if x in own)]
 
 
 def _without_sizes(found: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._private import autocasting_anywhere
 from .functions import DATA, DROPOUT, FACTS, SILENT, is_pure, name_of, writes
@@ -151,16 +151,17 @@ class Recorder:
             return function(*args, **kwargs)
         line = line_of(sys._getframe(2))
         given: list[Value] = []
-        noted_args, noted_kwargs = self._noted(args, given), self._noted(kwargs, given)
+        noted_args = tuple([x if type(x) in _AS_THEY_ARE else self._noted(x, given) for x in args])
+        noted_kwargs = self._noted(kwargs, given) if kwargs else {}
         if len(noted_args) == 1 and "other" in noted_kwargs:
             noted_args = (*noted_args, noted_kwargs.pop("other"))
         if reflected and len(noted_args) == 2:
             noted_args = noted_args[::-1]
             given = [x for x in walked(noted_args) if isinstance(x, Value)]
         before = self._check(name, args, kwargs, line)
-        made = function(*_stripped(args), **_stripped(kwargs))
-        node = self._node(name, function, tuple(noted_args), noted_kwargs, line, given)
-        tensors = _tensors_in(made)
+        made = function(*[x if type(x) is Tensor else _stripped(x) for x in args], **_stripped(kwargs))
+        node = self._node(name, function, noted_args, noted_kwargs, line, given)
+        tensors = [made] if type(made) is Tensor else _tensors_in(made)
         if not given and tensors and tensors[0].is_floating_point() and kwargs.get("dtype") is None:
             self.reads_default_type = True
         if before is not None:
@@ -283,6 +284,8 @@ def _tensors_in(found: Any) -> list[Tensor]:
 def _stripped(found: Any) -> Any:
     """The arguments with plain numbers in the place of sizes."""
     kind = type(found)
+    if kind in _OF_NO_SIZE:
+        return found
     if kind is Size or kind is Ratio:
         return plain(found)
     if kind is tuple or kind is torch.Size:
@@ -294,3 +297,8 @@ def _stripped(found: Any) -> Any:
     if kind is slice:
         return slice(_stripped(found.start), _stripped(found.stop), _stripped(found.step))
     return found
+
+
+# What an argument is noted as itself, and what no size is in.
+_OF_NO_SIZE = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device))
+_AS_THEY_ARE = frozenset((Size, Ratio, int, float, bool, str, type(None), torch.dtype, torch.device))

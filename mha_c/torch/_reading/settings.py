@@ -143,7 +143,7 @@ class Settings:
             if setting is None or not setting.still_holds():
                 return False
             at = first_changed(checks, MISSING, at + 1)
-        return all(setting.still_holds() for setting in others)
+        return not others or all(setting.still_holds() for setting in others)
 
     def _prepare(self) -> Any:
         """(how much was read, what `first_changed` checks, the setting of each check or None, the other settings)"""

@@ -18,8 +18,15 @@ def _axis(axis: Any, rank: int) -> int:
     return int(axis) % rank if rank else 0
 
 
-def _tensors(found: Any) -> list[Value]:
-    return [x for x in walked(found) if isinstance(x, Value)]
+def _tensors(args: Any, kwargs: Any) -> list[Value]:
+    """The Values among the arguments, at any depth."""
+    found: list[Value] = []
+    for x in (*args, *kwargs.values()) if kwargs else args:
+        if type(x) is Value:
+            found.append(x)
+        elif isinstance(x, (tuple, list, dict, slice)):
+            found += [y for y in walked(x) if isinstance(y, Value)]
+    return found
 
 
 def _given(args: Any, kwargs: Any, place: int, names: str, default: Any = None) -> Any:
@@ -40,11 +47,11 @@ def given_sizes(args: Any, kwargs: Any, place: int, names: str = "size shape") -
 
 
 def first(args: Any, kwargs: Any) -> Shape:
-    return _tensors((args, kwargs))[0].shape
+    return _tensors(args, kwargs)[0].shape
 
 
 def broadcasted(args: Any, kwargs: Any) -> Shape:
-    return broadcast(*[x.shape for x in _tensors((args, kwargs))])
+    return broadcast(*[x.shape for x in _tensors(args, kwargs)])
 
 
 def _scalar_or_first(args: Any, kwargs: Any) -> Shape:
@@ -123,7 +130,7 @@ def reduced(args: Any, kwargs: Any) -> Any:
 
 def extreme(args: Any, kwargs: Any) -> Any:
     """max and min: of all, of an axis (two results), or of two tensors."""
-    return broadcasted(args, kwargs) if len(_tensors((args, kwargs))) == 2 else reduced(args, kwargs)
+    return broadcasted(args, kwargs) if len(_tensors(args, kwargs)) == 2 else reduced(args, kwargs)
 
 
 def _transpose(args: Any, kwargs: Any) -> Shape:

@@ -67,7 +67,7 @@ def product(sizes: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two sizes are the same by their formulas."""
-    return bool(formula_of(a) == formula_of(b))
+    return a is b or bool(formula_of(a) == formula_of(b))
 
 
 def broadcast(*shapes: Shape) -> Shape:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from .atoms import ONE, Atom, Mixes, Product, View, composed, is_dropping, merged, probability
+from .atoms import ONE, Atom, Mixes, Product, View, composed, is_dropping, merged, of_number, probability
 from .graph import Condition, Node, Value
 from .shapes import PERMUTING, einsum_terms, permutation
 from .sizes import Axis, Formula, evaluated, formula_of, plain
@@ -113,11 +113,11 @@ class Views:
 
     def size(self, number: Any) -> Product:
         """A size as a product."""
-        return self._product(formula_of(number))
+        return of_number(number) if type(number) is int else self._product(formula_of(number))
 
     def _product(self, formula: Any) -> Product:
         if type(formula) is int:
-            return Product(formula)
+            return of_number(formula)
         found = self._products.get(formula)
         if found is None:
             found = self._products[formula] = self._product_of(formula)
@@ -221,8 +221,10 @@ class Views:
                 if not atoms:
                     raise Mixes(node)
                 atom = atoms.pop(0)
-                rest, atom = self.now(rest), Atom(atom.axis, self.now(atom.size), self.now(atom.stride))
-                below, above = rest.over(atom.size), atom.size.over(rest)
+                if self.assumed:
+                    rest, atom = self.now(rest), Atom(atom.axis, self.now(atom.size), self.now(atom.stride))
+                below = rest.over(atom.size)
+                above = atom.size.over(rest) if below is None else None
                 if below is not None:
                     group.append(atom)
                     rest = below
@@ -396,7 +398,7 @@ def _flat_index(index: Any) -> list[Any]:
 
 
 def _is_one(size: Any) -> bool:
-    return formula_of(size) is size and size == 1
+    return type(size) is int and size == 1
 
 
 __all__ = ["ONE", "Atom", "Mixes", "Product", "View", "Views", "composed", "is_dropping", "probability"]
