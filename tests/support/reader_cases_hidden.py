@@ -303,3 +303,26 @@ def checkpoints(first):
 
 CASES["checkpoint_first"] = "K", Base, checkpoints(True)
 CASES["checkpoint_later"] = "K", Base, checkpoints(False)
+
+
+class Keeps(Base):
+    def __init__(self):
+        super().__init__()
+        self.attn = None
+
+    def forward(self, x):
+        q, k, v = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x))
+        self.attn = self.scores(q, k).softmax(-1)
+        return self.o((self.attn @ v).transpose(1, 2).flatten(2))
+
+
+def made_of_its_class(m, see):
+    see.thrice(m, torch.randn(2, 9, 32))
+    other = type(m)()
+    see(m.attn + 0)
+    other.load_state_dict(m.state_dict())
+    see.thrice(other, torch.randn(2, 5, 32))
+    see([m.attn + 0, other.attn + 0])
+
+
+CASES["another_of_its_class"] = "H", Keeps, made_of_its_class

@@ -348,11 +348,12 @@ def _shown(name: str) -> property:
         return state.own.__getattr__(self, name)
 
     def write(self: Any, value: Any) -> None:
-        vars(type(self))[STATE].shown.pop(name, None)
+        if state_of(self) is not None:  # a module that was made of its class has its own
+            vars(type(self))[STATE].shown.pop(name, None)
         self.__dict__[name] = value
 
     def remove(self: Any) -> None:
-        if vars(type(self))[STATE].shown.pop(name, None) is None:
+        if state_of(self) is None or vars(type(self))[STATE].shown.pop(name, None) is None:
             del self.__dict__[name]
 
     return property(read_it, write, remove)
