@@ -22,6 +22,8 @@ _ROLES = {
     "base": "base|theta|(rope|freq|theta|rotary|rope_freq)_?(base|theta)|base_freq(uency)?|max_period",
     "size": "d_?(k|v|model|head|embed|q|qk)|(embed|model|hidden|head|key)_?(dim|size)|n_embd|max_(seq_?)?len(gth)?"
     "|context_(len|length|size)|block_size|num_hiddens",
+    "bias": "b(ias)?_(w?[qkvo]|w?qkv|out|proj|query|key|value|attn|c_attn|c_proj)|b[qvo]"
+    "|(w?[qkvo]|qkv|out|c_attn|c_proj)_b(ias)?",
     "axis": "dim|axis",
     "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
     "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|.*掩码|.*遮罩|.*マスク|.*마스크",

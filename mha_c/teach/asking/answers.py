@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import html
+import linecache
 import traceback
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 from unicodedata import east_asian_width
 
@@ -187,6 +189,18 @@ def failed(error: BaseException) -> str:
     frame = (traceback.extract_tb(error.__traceback__) or [None])[-1]
     place = f"{frame.filename}, {frame.lineno}" if frame else "?"
     return say("internal", error=f"{type(error).__name__}: {readable(error)}", place=place)
+
+
+def own_line(error: BaseException) -> str:
+    """Where in the student's own text an error arose, as "line 7: x = y"; else "the call"."""
+    found, trace = said("the call"), error.__traceback__
+    while trace is not None:
+        name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        if not name.startswith((str(Path(__file__).parents[2]), "<__", "<frozen")) and "-packages" not in name:
+            found = said("line {number}: {text}", number=number, text=linecache.getline(name, number).strip())
+            found = found.rstrip(": ：")
+        trace = trace.tb_next
+    return found
 
 
 class Answer:

@@ -15,7 +15,7 @@ _SIZES = {
     "key_size": "key_dim k_dim kdim enc_hid_dim encoder_dim d_key",
     "value_size": "value_dim v_dim vdim d_value",
     "num_hiddens": "d_out attn_dim attention_dim out_dim units features channels embed_dimension embedding_dim n_units "
-    "embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
+    "hidden hiddens embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
     "num_heads": "num_attention_heads nh n_attention_heads",
     "max_len": "context_length block_size max_seq_len max_seq_length seq_len n_ctx max_length max_position n_positions "
     "context_len ctx_len max_position_embeddings max_sequence_length t t_max length num_steps n_steps num_positions",

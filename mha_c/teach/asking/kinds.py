@@ -42,6 +42,8 @@ def told(mine: Any, kind: Optional[str]) -> str:
         raise unknown_kind(kind)
     if not (callable(mine) or hasattr(mine, "forward")):
         raise TypeError(said("mine must be a function, a class or a layer, got {type}", type=type(mine).__name__))
+    if kind == "grouped" and not inspect.isroutine(mine) and _by_weights(mine):
+        return _guessed(mine)[0]  # a layer whose heads share keys and values: the function takes heads
     return kind or _guessed(mine)[0]
 
 

@@ -231,7 +231,12 @@ class Layers:
     @property
     def first(self) -> Any:
         """A layer of those that there are; None before the first is made."""
-        return next((layer for layer in self._made.values() if layer is not None), None)
+        return next(iter(self.every), None)
+
+    @property
+    def every(self) -> list[Any]:
+        """All that there are."""
+        return [layer for layer in self._made.values() if layer is not None]
 
     def remake(self, inputs: Inputs) -> None:
         """Let the class make the layer for these inputs again: its constructor's lines may be looked at."""
@@ -245,10 +250,9 @@ class Layers:
     def any(self, inputs: Inputs) -> Any:
         """A layer, whatever its sizes; Unmade if there is none."""
         self.at(inputs)
-        found = [layer for layer in self._made.values() if layer is not None]
-        if not found:
+        if not self.every:
             raise self._failed or Unmade
-        return found[-1]
+        return self.every[-1]
 
     def _making(self, inputs: Inputs) -> Making:
         first: Any = inputs.get("queries", inputs.get("X"))

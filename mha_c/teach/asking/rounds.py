@@ -87,7 +87,7 @@ def untried(student: Student) -> list[str]:
     asked = {each.parameter for each in rounds(student)}
     asked |= {x for x, role in student.takes.items() if student.mask == "none" and role in ("valid_lens", "mask")}
     known = {*student.arguments, *student.sizes_of_table.values(), "base", "positions", "offset", "cos", "sin", "cis"}
-    known |= {"size", "axis", "-"}
+    known |= {"size", "axis", "bias", "-"}
     known |= {"causal"} if student.kind in CAUSAL else set()
     return [name for name, role in student.takes.items() if name not in asked and role not in known]
 
@@ -197,11 +197,11 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
 
 def _attend_to_itself(inputs: Inputs) -> None:
     """Keys are queries, too; a mask that is the same for all queries goes for as many queries as there are keys."""
-    mask, steps = inputs.get("mask"), inputs["keys"].shape[1]
+    mask, steps = inputs.get("mask"), inputs["keys"].shape[-2]
     if inputs["keys"].shape[-1] == inputs["queries"].shape[-1]:
         inputs["queries"] = inputs["keys"]
-        if isinstance(mask, np.ndarray) and mask.shape[-2] != steps and (mask == mask[:, :1]).all():
-            inputs["mask"] = np.broadcast_to(mask[:, :1], (len(mask), steps, steps))
+        if isinstance(mask, np.ndarray) and mask.shape[-2] != steps and (mask == mask[..., :1, :]).all():
+            inputs["mask"] = np.broadcast_to(mask[..., :1, :], (*mask.shape[:-2], steps, steps))
     inputs.update(keys=inputs["queries"], values=inputs["queries"])
 
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import linecache
 import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
@@ -274,7 +272,12 @@ class Student:
     def joins_heads_alone(self) -> bool:
         """Whether it is right without W_o: a single head, heads of the whole width, or another class projects them."""
         of_heads = self.layers is not None and self.layers.per_head
-        return not self.has_output and bool(self.has_one_head or of_heads or projected_by(self.mine))
+        return not self.has_output and bool(self.has_one_head or of_heads or self.projected_by)
+
+    @cached_property
+    def projected_by(self) -> str:
+        """The class that projects its output, where another does, or ""."""
+        return projected_by(self.mine)
 
     # ---- one call ------------------------------------------------------------------------------------------------
 
@@ -343,7 +346,7 @@ class Student:
             elif role == "positions":
                 given[theirs] = _typed(_positions(part, way.batched), role, way)
             elif theirs not in self.optional:
-                given[theirs] = self._needed(theirs, role, part)
+                given[theirs] = _typed(self._needed(theirs, role, part), role, way)
         return given
 
     def _needed(self, theirs: str, role: str, part: Inputs) -> Any:
@@ -353,6 +356,9 @@ class Student:
             name = size_of(theirs)
             whole = name in ("num_hiddens", "query_size") or "model" in theirs
             return 64 if name == "max_len" else wide if whole else wide // part.get("num_heads", 1)
+        if "W_q" in part and (role == "bias" or theirs.lower() == "bk"):  # of a projection, beside its weight
+            joint = re.search("qkv|attn", theirs.lower())
+            return np.zeros(part["W_q"].shape[1] * (3 if joint else 1))
         known = {"base": 10000.0, "offset": 0, "axis": -1}
         return known.get(role, _NoDropout() if "drop" in theirs.lower() else None)
 
@@ -413,18 +419,6 @@ def _positions(part: Inputs, batched: bool) -> Any:
     batch, _, steps, _ = part["shape"]
     positions = np.arange(steps) + part.get("offset", 0)
     return np.broadcast_to(positions, (batch, steps)).copy() if batched and first.ndim > 2 else positions
-
-
-def own_line(error: BaseException) -> str:
-    """Where in the student's own text an error arose, as "line 7: x = y"; else "the call"."""
-    found, trace = said("the call"), error.__traceback__
-    while trace is not None:
-        name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        if not name.startswith((str(Path(__file__).parents[2]), "<__")) and "-packages" not in name:
-            found = said("line {number}: {text}", number=number, text=linecache.getline(name, number).strip())
-            found = found.rstrip(": ：")
-        trace = trace.tb_next
-    return found
 
 
 # ---- arrays and tensors ----------------------------------------------------------------------------------------------

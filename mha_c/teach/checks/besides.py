@@ -20,7 +20,7 @@ from ..asking.mistakes import function, hiding_with
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
 from ..why.alike import Known
-from ..why.own_lines import line_of
+from ..why.own_lines import line_of, line_of_class
 from ..why.traces import book_trace, stages
 from ..words.sentences import say
 
@@ -184,10 +184,11 @@ def _of_gradients(run: Run) -> Iterator[Finding]:
 
 
 def _of_one_head(run: Run) -> Iterator[Finding]:
-    layer: Any = run.student.layers.at(run.probes[-1]) if run.student.layers is not None else None
-    for part in layer.modules() if callable(getattr(layer, "modules", None)) else ():
+    every = run.student.layers.every if run.student.layers is not None else []  # with several heads it may fit no probe
+    for part in (part for layer in every if callable(getattr(layer, "modules", None)) for part in layer.modules()):
         if type(part).__name__ == "ModuleList" and len(part) > 1 and len({id(x) for x in part}) < len(part):
             yield "shared_heads", say("shared_heads")
+            yield from (("shared_heads", line) for line in line_of_class(run, r"\] *\*"))
             return
 
 

@@ -26,6 +26,7 @@ from ..asking.rounds import (
     untried,
 )
 from ..asking.student import Round, Student, gradients_recorded
+from ..why.own_lines import likeliest
 from ..words.sentences import said, say
 from .besides import besides
 from .besides import notes as notes_on
@@ -279,7 +280,7 @@ def _wrong(tried: list[Run], notes: list[str]) -> Answer:
         return in_one_line(found, notes)
     if found is not None and found.mistakes:
         return known(found, notes)
-    return unknown(tried[0], notes)
+    return unknown(likeliest(tried)[0], notes)
 
 
 def _is_right_where_it_runs(run: Run) -> bool:

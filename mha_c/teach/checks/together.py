@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..asking.answers import Example
+from ..asking.answers import Example, own_line
 from ..asking.comparing import equal, output
 from ..asking.forms import HEADS
 from ..asking.masks import CannotSay
 from ..asking.mistakes import function
 from ..asking.probes import Inputs
 from ..asking.rounds import Run, forms_of_mask, steps_of
-from ..asking.student import Outcome, own_line
+from ..asking.student import Outcome
 from ..words.sentences import said, say
 
 _HIDES = ("lens", "mask", "flag", "window", "made")  # roles; from the third on they hide the same keys in each call

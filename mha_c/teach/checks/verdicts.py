@@ -9,17 +9,16 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from .. import lawful
-from ..asking.answers import NEAR, Answer, Example, Lines, OwnLine, readable, written
+from ..asking.answers import NEAR, Answer, Example, Lines, OwnLine, own_line, readable, written
 from ..asking.comparing import equal, is_misshapen, output
 from ..asking.forms import LAYOUTS_SAY
-from ..asking.kinds import projected_by
 from ..asking.making import Unmade
 from ..asking.masks import MEANS
 from ..asking.mistakes import function, root, signature, sources
 from ..asking.probes import Inputs, probes
 from ..asking.results import NoOutput
 from ..asking.rounds import OF_LENS, Run
-from ..asking.student import Student, own_line
+from ..asking.student import Student
 from ..why.noting import error_place
 from ..why.own_lines import constructor_line, nan_line, one_line, own_lines, random_lines, up_to
 from ..words.sentences import said, say
@@ -169,9 +168,12 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_table")]
     if student.only_heads:
         notes += [say("note_only_heads")]
-    elsewhere = projected_by(student.mine) if student.has_weights and student.joins_heads_alone else ""
+    elsewhere = student.projected_by if student.has_weights and student.joins_heads_alone else ""
     if elsewhere:
         notes += [say("note_projected_by", name=elsewhere)]
+    biases = [name for name, role in student.takes.items() if role == "bias" and name not in student.optional]
+    if biases:
+        notes += [say("note_biases", names=", ".join(biases))]
     if student.has_one_head:
         notes += [say("note_one_head") if student.heads == 1 else say("note_heads", heads=student.heads)]
     if student.width:
@@ -332,6 +334,14 @@ def in_one_line(found: InOneLine, notes: Sequence[str]) -> Answer:
     return Answer(["one_line"], [say("one_line"), line, *_example(run), section], [*notes, *_notes(run, run.form)])
 
 
+def _given_nothing(run: Run) -> list[str]:
+    """The parameters that were taken for lengths by their place alone, where what fails is that they are None."""
+    if not any("NoneType" in str(each.error) for each in run.outcomes):
+        return []
+    told = [x for x, role in run.student.takes.items() if role == "valid_lens" and x not in run.student.optional]
+    return [x for x in told if not any(word in x.lower() for word in ("len", "valid", "mask", "num", "pad"))]
+
+
 def unknown(run: Run, notes: Sequence[str]) -> Answer:
     """Not explained by any known mistake: an error, another shape, or laws that do not hold."""
     student, all_of = run.student, len(run.probes)
@@ -339,8 +349,9 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
     others = [i for i, each in enumerate(run.outcomes) if not equal(each, run.right[i])]
     errors = [i for i in others if run.outcomes[i].error is not None]
     notes = [*notes, *_notes(run, run.form)]
-    if len(errors) == all_of and student.unknown:
-        words = say("not_understood", name=student.name, arguments=", ".join(student.unknown))
+    strange = student.unknown or _given_nothing(run)
+    if len(errors) == all_of and strange:
+        words = say("not_understood", name=student.name, arguments=", ".join(strange))
         return Answer(["untried"], [words, *_error(run, function(run.form)), section])
     if not errors and _is_rounded(run):
         return Answer(["precision"], [say("precision"), *up_to(run), *_example(run), section], notes)

@@ -105,6 +105,17 @@ def _called(node: Any) -> str:
     return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
+def _features(node: Any, _: Names) -> Iterator[Edit]:
+    """Of a product of queries and keys that is scaled in its line: their features, under a root of something else."""
+    if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
+        inner = [*ast.walk(node.value)]
+        products = [x for x in inner if isinstance(x, ast.BinOp) and isinstance(x.op, ast.MatMult)]
+        roots = [x.left for x in inner if isinstance(x, ast.BinOp) and isinstance(x.op, ast.Pow)]
+        roots += [x.args[0] for x in inner if isinstance(x, ast.Call) and _called(x) == "sqrt" and x.args]
+        for product in products[:1]:
+            yield from (_edit(x, f"{ast.unparse(product.left)}.shape[-1]") for x in roots)
+
+
 def _comparisons(node: Any, _: Names) -> Iterator[Edit]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
@@ -141,6 +152,8 @@ def _calls(node: Any, _: Names) -> Iterator[Edit]:
             yield Edit(_end(node.func) - len(node.func.attr), _end(node.func), other)
         if len(node.args) == 1 and isinstance(node.func, ast.Name):
             yield _edit(node, ast.unparse(node.args[0]))
+            if node.func.id == "max":
+                yield _edit(node.func, "sum")
         if _called(node) in ("view", "reshape") and len(node.args) > 3:
             order = [node.args[0], node.args[2], node.args[1], *node.args[3:]]
             yield _edit(node, f"{ast.unparse(node.func)}({', '.join(map(ast.unparse, order))}).swapaxes(1, 2)")
@@ -255,15 +268,18 @@ def _numbers_beside(node: Any, _: Names) -> Iterator[Edit]:
 
 
 def _symbols(node: Any, _: Names) -> Iterator[Edit]:
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        yield Edit(_end(node.targets[0]), node.value.col_offset, " += ")
     if isinstance(node, ast.BinOp) and type(node.op) in _SYMBOLS:
         own, left, right = _SYMBOLS[type(node.op)], ast.unparse(node.left), ast.unparse(node.right)
         if isinstance(node.right, ast.BinOp):
             right = f"({right})"
-        yield from (_edit(node, f"{left} {each} {right}") for each in "+-*/" if each != own)
+        opposite = own == "-" and _number(node.left) == 1  # of a mask, or of a rate
+        yield from (_edit(node, f"{left} {each} {right}") for each in "+-*/" if each != own and not opposite)
 
 
 def _without(node: Any, _: Names) -> Iterator[Edit]:
-    """One side of an operation alone; a method's object alone; a slice without its end."""
+    """One side of an operation alone; a method's object alone; a slice without its end; no scale that is given."""
     if isinstance(node, ast.Slice) and node.upper is not None and node.step is None:
         yield _edit(node, f"{ast.unparse(node.lower) if node.lower is not None else ''}:")
     if isinstance(node, ast.BinOp):
@@ -273,6 +289,9 @@ def _without(node: Any, _: Names) -> Iterator[Edit]:
             yield _edit(node, ast.unparse(node.func.value))
         if node.args:
             yield _edit(node, ast.unparse(node.args[0]))
+            if node.keywords and node.keywords[-1].arg == "scale":
+                before = [*node.args, *(x.value for x in node.keywords[:-1])][-1]
+                yield Edit(_end(before), _end(node.keywords[-1].value), "")
 
 
 def _orders(node: Any, _: Names) -> Iterator[Edit]:
@@ -400,7 +419,9 @@ _ALL = (
 )  # fmt: skip
 # What mends the mistakes whose ids start so.
 _MENDS = {
-    ("scale_", "scaled", "no_scale"): (_axes, _roots, _symbols, _other_names, _without, _numbers_beside, _with_scale),
+    ("scale_", "scaled", "no_scale"): (
+        _axes, _roots, _symbols, _other_names, _without, _numbers_beside, _with_scale, _features,
+    ),
     ("softmax_axis", "max_axis"): (_axes, _letters, _orders),
     ("softmax_", "no_softmax", "mean_", "argmax", "log_", "uniform", "relu", "softmin", "chunk_", "no_rescale"): (
         _calls, _without, _normalised, _numbers_beside, _symbols, _axes, _in_functions,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from time import process_time
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
+
 from ..asking.comparing import equal, output
 from ..asking.mistakes import function
 from ..asking.rounds import Run
@@ -22,8 +25,12 @@ from .edits import Edit, Names, edits, is_of_number
 from .noting import Place, functions_noted, written_by_them
 
 _MOST = 900  # changes that are tried for one answer
-_PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
+_PATIENCE = 1.0  # seconds of the processor that they may take, where a call is slow
 _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
+
+
+_AS_IT_IS = ("mask_after_softmax",)  # in the wrong place: another change of one line would only hide it
+_IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
 
 
 class Mended(NamedTuple):
@@ -52,7 +59,7 @@ def mended(run: Run, form: str, places: Sequence[Place], id: str = "", share: fl
     lines = _lines_that_ran(run)
     right = [output(function(form), inputs) for inputs in run.probes]
     tried: set[Any] = set()
-    for of in dict.fromkeys((id, "")):
+    for of in dict.fromkeys((id, id if id in _AS_IT_IS else "")):
         found: Optional[_Change] = None
         for change in _ordered(lines, places, of):
             if len(tried) >= share * _MOST or process_time() > end:
@@ -79,12 +86,26 @@ def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id
         distance = min(_FAR, *near, _FAR)
         for edit in theirs.edits(number, id):
             # Of two as small: what is done to a name, not to a call, whose own line would do it.
-            size, is_of_call = edit.size(raw), b"(" in raw[edit.start : edit.end]
-            cost = (not is_of_number(edit, raw), size, is_of_call, number)
+            size, is_of_call = edit.size(raw) + _is_new_sign(edit, raw), b"(" in raw[edit.start : edit.end]
+            # What is missing at the end is missing in the call itself, not in a helper.
+            helps = id.startswith("no_output") and theirs.made.__name__ not in ("forward", "__call__", "call")
+            cost = (_misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
             last = 2 * (_FAR + _LARGE) * (edit.is_of_name and not id)
             text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
+            last += 2 * (_FAR + _LARGE) * cost[0]
             made.append((min(size, _LARGE) + distance + last, _Change(cost, theirs, number, text)))
     return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
+
+
+def _misnames(edit: Edit, line: bytes) -> bool:
+    """Whether it gives queries, keys and values each other's names: what exchanges them stands elsewhere."""
+    new = line[: edit.start] + edit.text.encode() + line[edit.end :]
+    return bool(_IN_ORDER.match(line)) and not _IN_ORDER.match(new)
+
+
+def _is_new_sign(edit: Edit, line: bytes) -> int:
+    """What a minus costs more in a line that has none: a wrong sign is likelier in one that has."""
+    return 2 * ("-" in edit.text and b"-" not in line)
 
 
 def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
@@ -93,7 +114,7 @@ def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
     if code is None:
         return False
     layers = run.student.layers if change.of.made.__name__ == "__init__" else None
-    order = sorted(range(len(run.probes)), key=lambda i: equal(run.outcomes[i], run.right[i]))
+    order = sorted(_that_count(run), key=lambda i: equal(run.outcomes[i], run.right[i]))
     met = []
     try:
         with _instead(change.of.made, code):
@@ -110,6 +131,12 @@ def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
             if layers is not None:
                 layers.remake(inputs)
     return True
+
+
+def _that_count(run: Run) -> list[int]:
+    """The probes that a changed line must make right: lengths for each query that it never takes say nothing of it."""
+    takes = [i for i, x in enumerate(run.probes) if run.outcomes[i].error is None or np.ndim(x.get("valid_lens")) < 2]
+    return takes if any(not equal(run.outcomes[i], run.right[i]) for i in takes) else [*range(len(run.probes))]
 
 
 @contextmanager
@@ -157,7 +184,9 @@ class _Function:
 def _variables(code: CodeType) -> list[str]:
     """Those of a function, and of what stands in it."""
     inner = (x for x in code.co_consts if isinstance(x, CodeType))
-    return list(dict.fromkeys([*code.co_varnames, *(name for each in inner for name in _variables(each))]))
+    return list(
+        dict.fromkeys([*code.co_varnames, *code.co_cellvars, *(name for each in inner for name in _variables(each))])
+    )
 
 
 def _functions_of(run: Run) -> list[_Function]:

@@ -19,7 +19,9 @@ from ..._arguments.arrays import is_tensor
 
 _PACKAGE = str(Path(__file__).parents[2])
 _ASKING = tuple(str(Path(__file__).parents[1] / folder) for folder in ("asking", "checks"))
-_OF_SHAPES = ("_like", "size", "shape", "dim", "numel", "finfo", "type", "is_floating_point")  # they read no number
+# They read no number: these functions, and those whose names end so.
+_OF_SHAPES = ("size", "shape", "dim", "ndim", "numel", "finfo", "iinfo", "type", "dtype", "is_floating_point")
+_OF_SHAPES_END = ("_like", "_type")
 _NAMED_BY_CALLER = ("axis", "dim", "dims", "axes")  # a helper with such an argument does what its caller says
 
 
@@ -281,7 +283,7 @@ def _in_mode(mode: Any, trace: Trace) -> Iterator[None]:
             made = function(*args, **(kwargs or {}))
             name = _name_of(function)
             changed = args[0] if name == "__setitem__" else made
-            if not name.endswith(_OF_SHAPES):
+            if name not in _OF_SHAPES and not name.endswith(_OF_SHAPES_END):
                 trace.add(name.strip("_"), changed, (args, kwargs or {}))
             return made
 

@@ -22,6 +22,7 @@ from .noting import Operation, Place, Trace
 from .searching import Search
 from .traces import book_trace, changed, in_one_call, student_trace, telling
 
+_READ = 4  # ways to read weights that are looked at, where nothing explains any
 _PRODUCTS = ("matmul", "bmm", "einsum", "baddbmm")
 
 
@@ -139,16 +140,20 @@ def _of_a_call(run: Run) -> tuple[Optional[Trace], list[Operation]]:
 
 def constructor_line(run: Run) -> list[OwnLine]:
     """The line of a class that makes torch's MultiheadAttention, and the same with batch_first=True."""
+    found = line_of_class(run, r"MultiheadAttention\(.*\)\s*$")
+    return [each._replace(should_be=re.sub(r"\)\s*$", ", batch_first=True)", each.text)) for each in found]
+
+
+def line_of_class(run: Run, pattern: str) -> list[OwnLine]:
+    """The first line of a student's class that a pattern fits."""
     made_by = run.student.mine if isinstance(run.student.mine, type) else type(run.student.mine)
     try:
         lines, first = inspect.getsourcelines(made_by)
     except (OSError, TypeError):
         return []
     for number, text in enumerate(lines, first):
-        if re.search(r"MultiheadAttention\(.*\)\s*$", text):
-            place = Place(inspect.getsourcefile(made_by) or "", number, text.strip(), "__init__")
-            mended = re.sub(r"\)\s*$", ", batch_first=True)", text.strip())
-            return [_line(WrongLine(place))._replace(should_be=mended)]
+        if re.search(pattern, text):
+            return [_line(WrongLine(Place(inspect.getsourcefile(made_by) or "", number, text.strip(), "__init__")))]
     return []
 
 
@@ -190,6 +195,23 @@ def found_for(
 
 def _books_line(form: str, mistakes: Sequence[Mistake], number: int) -> str:
     return next((each.book for each in changed(form, mistakes, number)), "")
+
+
+def likeliest(tried: list[Run]) -> list[Run]:
+    """The runs; where weights may be read in several ways, that with the most steps as the book has them is first."""
+    if len({run.way.weights for run in tried}) < 2:
+        return tried
+    return sorted(tried[:_READ], key=_unlike) + tried[_READ:]
+
+
+def _unlike(run: Run) -> int:
+    """The less, the more of its steps are as the book has them."""
+    try:
+        inputs, trace = _noted_call(run, run.form)
+        assert trace is not None and inputs is not None
+        return -len(Search(trace, [book_trace(run.form, [], inputs)], inputs).good)
+    except Exception:  # as above
+        return 0
 
 
 def first_difference(run: Run, call: Optional[tuple[Optional[Inputs], Optional[Trace]]] = None) -> WrongLine:

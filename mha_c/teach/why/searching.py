@@ -23,6 +23,7 @@ _OF_LAYOUT = (
 )  # fmt: skip
 
 
+_MOVES = ("named", "getitem", "setitem", "stack", *_OF_LAYOUT)  # they compute no number
 _EMPTY = re.compile(r"= *(np|torch)\.empty(_like)?\(")  # numbers that something is written over
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
@@ -46,11 +47,17 @@ def _where_named(place: Place) -> Optional[Place]:
     return None
 
 
+def _computes(trace: Trace) -> bool:
+    return any(x.sources and x.name not in _MOVES for x in trace.steps)
+
+
 class Search:
     """The student's steps beside the book's."""
 
     def __init__(self, trace: Trace, right: Sequence[Trace], inputs: Inputs) -> None:
         first: Any = inputs.get("X", inputs.get("keys"))
+        # Python's own numbers are not noted: of what lists compute, the first array says no line.
+        self.is_noted = _computes(trace) or not _computes(right[0])
         self.inputs = inputs
         self.steps = [
             x._replace(value=cut(x.value, first.shape[-2])) if x.place.function == "__init__" else x
@@ -63,12 +70,15 @@ class Search:
         masks = [x for x in books if x.dtype == bool and x.ndim > 1]
         self.masks = [*masks, *(x[::count] for x in masks if len(x) % count == 0)]
         self.masks += [x.reshape(-1, x.shape[-1]) for x in masks]
-        self.books = books
-        self.heads = [x for x in heads(right, inputs)]
+        self.books, self.heads = books, [*heads(right, inputs)]
         sizes = {x.value.size for x in self.steps}
+        books += [item for x in books if x.ndim == 3 for item in x if item.size in sizes]  # who loops over the batch
         alone = [each for x in self.heads for each in x.swapaxes(0, 1) if each.size in sizes]  # heads in a list
         self.right = Known([*(x for x in books if x.dtype != bool), *otherwise(books, right, inputs), *alone])
-        self.is_right = [self._is_right(x) for x in self.steps]
+        self.is_right: list[bool] = []
+        for x in self.steps:
+            gives_a_name = x.name == "named" and len(x.sources) == 1 and x.sources[0] >= 0
+            self.is_right.append(self.is_right[x.sources[0]] if gives_a_name else self._is_right(x))
         numbers = {i for i, x in enumerate(self.is_right) if x and is_numbers(self.steps[i].value)}
         self.good = numbers | self._leading_to(numbers)
 
@@ -93,6 +103,8 @@ class Search:
 
     def of_mistake(self, id: str, wrong: Trace, right: Trace, changed: Sequence[Change]) -> Optional[Place]:
         """The line of a mistake: where the numbers of the book's changed line appear, or what leads to them began."""
+        if not self.is_noted:
+            return None
         if id.startswith(_LAID):
             place = self._laid_wrong() or self._last_transposed(right)
             if place is not None:
@@ -232,7 +244,7 @@ class Search:
         """The first step that is not right, and leads to nothing right."""
         of_output = self._leading_to_the_end()
         bad = [i for i in sorted(of_output) if i not in self.good and is_numbers(self.steps[i].value)]
-        return self.steps[bad[0]].place if bad else None
+        return self.steps[bad[0]].place if bad and self.is_noted else None
 
     def _leading_to_the_end(self) -> set[int]:
         last = len(self.steps) - 1

@@ -128,9 +128,13 @@ def _is_nan(outcome: Any) -> bool:
 
 
 def _unclear(inputs: Inputs) -> int:
-    """How often an axis of heads can be taken for one of steps."""
+    """How often an axis of heads, or of their features, can be taken for one of steps."""
     steps = [inputs[name].shape[-2] for name in ("X", "queries", "keys") if name in inputs]
-    return steps.count(inputs.get("num_heads", 1)) + steps.count(1) if "num_heads" in inputs else 0
+    if "num_heads" not in inputs:
+        return 0
+    heads = inputs["num_heads"]
+    features = inputs["W_q"].shape[1] // heads if "W_q" in inputs else 0
+    return sum(map(steps.count, {heads, features, 1}))
 
 
 def in_one_call(inputs: Inputs, layout: str) -> Iterator[Inputs]:

@@ -121,6 +121,7 @@ SENTENCES = {
     "note_halves": "it turns number j and number j + d / 2 as a pair (halves), as GPT-NeoX and Llama's code do; the"
     " paper turns neighbours: weights of one do not fit the other.",
     "note_rotary": "its queries and keys are turned by their positions (rotary), {pairs} as pairs.",
+    "note_biases": "{names}: biases were 0 in each call, so what they do was not looked at.",
     "note_one_head": "nothing says a number of heads, so it was asked with one.",
     "note_projected_by": "its output is projected in another part of {name}, so it was compared without W_o.",
     "note_heads": "nothing says a number of heads; a number in its code fits, so it was asked with {heads}.",

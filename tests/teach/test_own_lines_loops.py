@@ -1,0 +1,148 @@
+"""Lines of what loops over its batch, of plain numbers, of heads that share keys, and of projections with a bias."""
+
+import pytest
+
+import needs
+
+LOOP = """
+import math
+import numpy as np
+
+
+def attend(q, k, v, lengths=None):
+    out = np.zeros((*q.shape[:2], v.shape[2]))
+    for b in range(len(q)):
+        limit = k.shape[1] if lengths is None else int(lengths[b])
+        for i in range(q.shape[1]):
+            scores = np.array([np.dot(q[b, i], k[b, j]) / math.sqrt(q.shape[-1]) for j in range(limit)])
+            exps = [math.exp(s - max(scores)) for s in scores]
+            total = sum(exps)
+            for j in range(limit):
+                out[b, i] += exps[j] / total * v[b, j]
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("/ math.sqrt(q.shape[-1])", "/ q.shape[-1]"),
+        ("q[b, i], k[b, j]", "q[b, 0], k[b, j]"),
+        ("int(lengths[b])", "int(lengths[b]) - 1"),
+        ("total = sum(exps)", "total = max(exps)"),
+        ("out[b, i] += exps", "out[b, i] = exps"),
+        ("total * v[b, j]", "total * k[b, j]"),
+    ],
+)
+def test_a_loop_that_takes_a_length_for_each_item_alone(judged, right, wrong):
+    """What raises for a length of each query may be wrong besides: this line is told, not the loop's first."""
+    assert LOOP.count(right) == 1
+    answer = judged(LOOP.replace(right, wrong), "attend", kind="dot_product").judged[0].answer
+    assert answer.ok is False
+    assert [line.number for line in answer.lines] == [LOOP[: LOOP.index(right)].count("\n") + 1]
+
+
+LISTS = """
+import math
+
+
+def attention(queries, keys, values):
+    out = []
+    for Q, K, V in zip(queries, keys, values):
+        rows = []
+        for q in Q:
+            scores = [sum(a * b for a, b in zip(q, k)) for k in K]
+            e = [math.exp(x) for x in scores]
+            rows.append([sum(w * v[c] for w, v in zip(e, V)) / sum(e) for c in range(len(V[0]))])
+        out.append(rows)
+    return out
+"""
+
+
+def test_plain_numbers_say_no_line(judged):
+    """Python's own numbers are not noted: the first array that is wrong tells no line."""
+    answer = judged(LISTS, "attention", kind="dot_product").judged[0].answer
+    assert (answer.mistakes, list(answer.lines)) == (["no_scale"], [])
+
+
+BIASES = """
+import numpy as np
+
+
+def mha(x, W_qkv, b_qkv, W_o, b_o, num_heads):
+    q, k, v = np.split(x @ W_qkv + b_qkv, 3, axis=-1)
+    n, outs = x.shape[-2], []
+    for a, b, c in zip(*(np.split(t, num_heads, axis=-1) for t in (q, k, v))):
+        scores = a @ b.swapaxes(-1, -2) / np.sqrt(a.shape[-1]) + (1 - np.tri(n)) * -1e10
+        e = np.exp(scores - scores.max(-1, keepdims=True))
+        outs.append(e / e.sum(-1, keepdims=True) @ c)
+    return np.concatenate(outs, axis=-1) @ W_o + b_o
+"""
+
+
+def test_biases_as_arguments(judged):
+    answer = judged(BIASES, "mha", kind="causal_multi_head").judged[0].answer
+    assert answer.ok and "b_qkv, b_o: biases were 0 in each call" in str(answer)
+    wrong = judged(BIASES.replace("* -1e10", "* -1e-10"), "mha", kind="causal_multi_head").judged[0].answer
+    assert wrong.mistakes == ["sees_future"]
+    assert wrong.lines[0].number == 9 and wrong.lines[0].should_be.endswith("(1 - np.tri(n)) * -1e9")
+
+
+def test_weights_in_a_dict_are_not_judged(judged):
+    text = BIASES.replace("W_qkv, b_qkv, W_o, b_o, num_heads", "key, value, params, num_heads")
+    text = text.replace(
+        "    q, k", '    W_qkv, b_qkv, W_o, b_o = (params[x] for x in ("qkv", "b", "o", "c"))\n    q, k'
+    )
+    answer = judged(text, "mha", kind="multi_head").judged[0].answer
+    assert (answer.ok, answer.mistakes) == (None, ["untried"]) and "for params" in str(answer)
+
+
+TORCH = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Attention(nn.Module):
+    def __init__(self, dim: int, n_heads: int, n_kv_heads: int):
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, dim // n_heads
+        self.wq = nn.Linear(dim, n_heads * self.head_dim, bias=False)
+        self.wk = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
+        self.wv = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
+        self.wo = nn.Linear(dim, dim, bias=False)
+
+    def split(self, x, heads):
+        x = torch.reshape(x, (x.shape[0], -1, heads, self.head_dim))
+        return torch.permute(x, (0, 2, 1, 3))
+
+    def joined(self, y):
+        y = y.transpose(1, 2)
+        return y.flatten(2)
+
+    def forward(self, x):
+        q = self.split(self.wq(x), self.n_heads)
+        k = self.split(self.wk(x), self.n_kv_heads)
+        v = self.split(self.wv(x), self.n_kv_heads)
+        k = k.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
+        v = v.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1)
+        y = F.scaled_dot_product_attention(q, k, v)
+        return self.wo(self.joined(y))
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("", ""),
+        ("attention(q, k, v)", "attention(q, v, k)"),
+        ("attention(q, k, v)", "attention(q, k, v, scale=1.0)"),
+        ("return self.wo(self.joined(y))", "return self.joined(y)"),
+    ],
+)
+def test_a_layer_of_groups_by_the_name_of_the_functions_kind(judged, right, wrong):
+    needs.module("torch")
+    answer = judged(TORCH.replace(right, wrong) if right else TORCH, "Attention", kind="grouped").judged[0].answer
+    assert answer.ok is (not right), answer
+    if right:
+        assert answer.lines[0].number == TORCH[: TORCH.index(right)].count("\n") + 1, answer
