@@ -135,7 +135,8 @@ def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
 
 def _that_count(run: Run) -> list[int]:
     """The probes that a changed line must make right: lengths for each query that it never takes say nothing of it."""
-    takes = [i for i, x in enumerate(run.probes) if run.outcomes[i].error is None or np.ndim(x.get("valid_lens")) < 2]
+    lens: list[Any] = [each.get("valid_lens") for each in run.probes]
+    takes = [i for i, x in enumerate(lens) if run.outcomes[i].error is None or np.ndim(x) < 2]
     return takes if any(not equal(run.outcomes[i], run.right[i]) for i in takes) else [*range(len(run.probes))]
 
 
