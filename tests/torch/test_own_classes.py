@@ -103,6 +103,8 @@ def test_what_is_left_has_a_reason(name):
 KEPT = {
     "turned": lambda w: w.transpose(-1, -2).detach(), "heads_first": lambda w: w.transpose(0, 1),
     "one_more": lambda w: w[:, None].detach(), "last_first": lambda w: w.permute(3, 0, 1, 2).contiguous(),
+    "to_the_cpu": lambda w: w.detach().cpu(), "as_floats": lambda w: w.float(),
+    "of_a_type": lambda w: w.to(torch.float32), "doubled": lambda w: w.double(),
 }  # fmt: skip
 
 
@@ -129,7 +131,8 @@ def test_kept_weights_are_those_of_the_last_call(name):
             x = torch.randn(shape)
             module(x), twin(x)
             torch.testing.assert_close(module.kept + 0, twin.kept, **TOLERANCE)
-    assert mt.report(module).as_dict()[""]["way"] == "core"
+            assert module.kept.requires_grad == twin.kept.requires_grad
+    assert mt.report(module).as_dict()[""]["way"] == ("left" if name == "doubled" else "core")
 
 
 class GivesItsWeights(nn.Module):

@@ -11,6 +11,7 @@ from typing import Any, Optional
 from .._reading.graph import Node, Value
 from .._reading.shapes import PERMUTING, permutation
 from .._reading.sizes import Axis, formula_of
+from .._reading.views import CASTS
 
 SAME_ORDER = frozenset(("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "squeeze_", "unsqueeze_"))
 _AS_IT_IS = frozenset(("contiguous", "clone", "requires_grad_", "alias"))
@@ -51,6 +52,8 @@ def view_of(node: Node, meanings: dict[Any, str]) -> Optional[Value]:
     (before,), (after,) = given, node.results
     if node.name in _AS_IT_IS or node.name in TURNS:
         return before
+    if node.name in CASTS:  # .cpu() of a tensor that is there, .float() of float32
+        return before if (before.dtype, before.device) == (after.dtype, after.device) else None
     if node.name in SAME_ORDER:
         one, other = (_without_ones(letters_of(x, meanings)) for x in (before, after))
         return before if one == other and "?" not in one else None

@@ -21,7 +21,7 @@ _MOST = 40  # sizes that have to be the same
 
 # Functions whose result has the same elements.
 SAME = frozenset(("contiguous", "clone", "alias", "positive"))
-CASTS = frozenset(("to", "float", "double", "half", "bfloat16", "type", "type_as", "bool", "int", "long"))
+CASTS = frozenset(("to", "cpu", "float", "double", "half", "bfloat16", "type", "type_as", "bool", "int", "long"))
 SPLITS = frozenset(("chunk", "split", "unbind", "split_with_sizes", "unsafe_chunk"))
 _RESHAPES = frozenset(("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel"))
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
