@@ -369,3 +369,67 @@ def test_lookalikes_give_what_their_own_lines_give(name):
                 found = [x + 0 for x in tensors(module(*inputs))]
                 if all(map(torch.equal, tensors(twin(*inputs)), expected)):  # else its own lines draw
                     torch.testing.assert_close(found, expected, **TOLERANCE)
+
+
+def hand_made(s, axis=-1):
+    above = s.exp()
+    return above / above.sum(axis, keepdim=True)
+
+
+WRITTEN = {  # what makes weights of scores; "core", or what its reason says
+    "log_softmax": (lambda s: s.log_softmax(-1).exp(), "core"),
+    "logsumexp": (lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(), "core"),
+    "by hand": (hand_made, "core"),
+    "in another type": (lambda s: s.log_softmax(-1, dtype=torch.float64).exp().float(), "core"),
+    "softmin": (lambda s: torch.nn.functional.softmin(-s, -1), "write softmax of -scores"),
+    "over queries": (lambda s: s.softmax(-2), "over another axis than the one that its weights are summed over"),
+    "over queries, of logarithms": (lambda s: s.log_softmax(-2).exp(), "over another axis"),
+    "over both": (lambda s: hand_made(s, (-2, -1)), "over several axes"),
+    "kept before exp": (None, "which is not its weights"),
+    # No softmax at all, though nearly:
+    "twice the sum": (lambda s: torch.sub(s, s.logsumexp(-1, keepdim=True), alpha=2).exp(), ""),
+    "the sum of others": (lambda s: (s - (2 * s).logsumexp(-1, keepdim=True)).exp(), ""),
+    "without the axis": (lambda s: (s - s.logsumexp(-1)).exp(), ""),
+    "by hand without the axis": (lambda s: s.exp() / s.exp().sum(-1), ""),
+    "sharpened": (lambda s: (2 * s.log_softmax(-1)).exp(), ""),
+    "the other way round": (lambda s: (s.logsumexp(-1, keepdim=True) - s).exp(), ""),
+    "changed in place": (lambda s: s.log_softmax(-1).exp_(), ""),  # its gradient is an error
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_softmax_is_read_however_it_is_written_and_nothing_else_is_one(name):
+    how, said = WRITTEN[name]
+
+    class Writes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.how = nn.Linear(8, 24), how
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 4, 2)).permute(2, 0, 3, 1, 4)
+            s = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+            if self.how is None:
+                self.kept = s.log_softmax(-1)
+            w = self.kept.exp() if self.how is None else self.how(s)
+            return (w @ v).transpose(1, 2).flatten(2)
+
+    own = Writes()
+    module = mt.convert(copy.deepcopy(own))
+
+    def outcome(one, x):
+        out = one(x)
+        try:
+            return [out, *torch.autograd.grad(out.square().sum(), one.qkv.parameters())]
+        except RuntimeError as error:
+            return [out, str(error)]
+
+    for shape in ((4, 4, 8), (4, 4, 8), (4, 4, 8), (4, 1, 8), (1, 4, 8), (1, 4, 8)):
+        x = torch.randn(shape)
+        for a, b in zip(outcome(module, x), outcome(own, x)):
+            assert a == b if isinstance(b, str) else torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+    rows = mt.report(module).as_dict()
+    if said:
+        assert rows[""]["way"] == ("core" if said == "core" else "left") and said in (rows[""]["reason"] or "core")
+    else:
+        assert all(row["way"] == "left" for row in rows.values())

@@ -14,7 +14,7 @@ import torch
 from .._reading.attention import Attention, Operand, attentions
 from .._reading.graph import Line, Node, Reading, Reason, Value, walked
 from .._reading.masks import Mask
-from .._reading.products import Projected
+from .._reading.products import Projected, contraction_of
 from .._reading.sizes import formula_of
 from .letters import axes_of_source, letters_of, seen_through, view_of
 
@@ -168,6 +168,8 @@ class _Fitted:
                 for node in (one.weights.users if one.weights is not None else ())
                 if node.name not in ("detach", "dropout")
             ]
+            if len(after) == 1 and contraction_of(after[0]) is not None:
+                raise Left("the softmax goes over another axis than the one that its weights are summed over", one.line)
             if len(after) == 1 and view_of(after[0], self.meanings) is None:
                 words = f"{_named(after[0])} follows the softmax, before its weights meet values"
                 raise Left(words, after[0].line)

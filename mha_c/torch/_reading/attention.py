@@ -58,20 +58,45 @@ def _found(reading: Reading, finder: _Finder, node: Node, kind: str) -> Union[At
     return found
 
 
+_WHOLE = {"softmin": "softmin", "scaled_dot_product_attention": "fused", "multi_head_attention_forward": "torch"}
+
+
 def _kind_of(node: Node) -> Optional[str]:
+    return _WHOLE.get(node.name) or ("softmax" if _softmax_of(node) is not None else None)
+
+
+def _softmax_of(node: Node) -> Optional[tuple[Value, Any]]:
+    """(scores, the axis as it is said) of what gives a softmax: torch's function, or one of the ways to write it; None
+    of any other node."""
+    given = node.values()
     if node.name == "softmax":
-        return "softmax"
-    if node.name == "scaled_dot_product_attention":
-        return "fused"
-    if node.name == "multi_head_attention_forward":
-        return "torch"
-    if node.name in ("div", "div_") and len(node.values()) == 2:
-        above, below = node.values()
-        made = below.node
-        sums = made is not None and made.name == "sum" and made.args[0] is above
-        if sums and above.node is not None and above.node.name in ("exp", "exp_"):
-            return "by hand"
+        return given[0], _axis_of(node)
+    made = [value.node for value in given]
+    if node.name in ("div", "div_") and len(given) == 2:  # exp(s) / exp(s).sum(-1, keepdim=True)
+        above, below = made
+        if above is None or above.name not in ("exp", "exp_") or below is None or below.name != "sum":
+            return None
+        return (above.values()[0], _axis_of(below)) if _is_total(below, given[0]) else None
+    before = made[0] if node.name == "exp" and made else None  # exp_ takes its gradient from log_softmax
+    if before is None:
+        return None
+    if before.name == "log_softmax":
+        return before.values()[0], _axis_of(before)
+    if before.name == "sub" and len(before.values()) == 2 and not before.kwargs:  # exp(s - s.logsumexp(-1, True))
+        scores, total = before.values()
+        if total.node is not None and total.node.name == "logsumexp" and _is_total(total.node, scores):
+            return scores, _axis_of(total.node)
     return None
+
+
+def _is_total(node: Node, value: Value) -> bool:
+    """Whether a sum is over an axis of this value, which it keeps."""
+    return node.values() == [value] and len(node.results[0].shape) == len(value.shape)
+
+
+def _axis_of(node: Node) -> Any:
+    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    return axis[0] if isinstance(axis, (list, tuple)) and len(axis) == 1 else axis
 
 
 class _Finder:
@@ -91,17 +116,14 @@ class _Finder:
             return self._torch(node)
         if kind == "fused":
             return self._fused(node)
-        if kind == "softmax":
-            scores = node.values()[0]
-            axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-        else:
-            above, below = node.values()
-            scores = above.node.args[0]  # type: ignore[union-attr]
-            made: Any = below.node
-            axis = made.args[1] if len(made.args) > 1 else made.kwargs.get("dim")
-            axis = axis[0] if isinstance(axis, (list, tuple)) else axis
+        if kind == "softmin":
+            raise Unclear("softmin is not read: write softmax of -scores", node)
+        scores, axis = _softmax_of(node)  # type: ignore[misc]
         if not isinstance(axis, int):
-            raise Unclear("the axis of a softmax is not said", node)
+            several = isinstance(axis, (list, tuple))
+            raise Unclear(
+                "a softmax over several axes is not read" if several else "no axis of a softmax is said", node
+            )
         rank = len(scores.shape)
         return self._of_scores(node, scores, int(axis) % rank)
 
