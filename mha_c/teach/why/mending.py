@@ -25,7 +25,7 @@ from .edits import Edit, Names, edits, is_of_number
 from .noting import Place, functions_noted, written_by_them
 
 _MOST = 900  # changes that are tried for one answer
-_PATIENCE = 1.25  # seconds of the processor that they may take, where a call is slow
+_PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
 _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
 
 
