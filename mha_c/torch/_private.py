@@ -105,17 +105,6 @@ def in_transform() -> bool:
 has_operators = _found("torch.library.register_vmap") is not None
 
 
-CHECKPOINT = "torch.utils.checkpoint"
-
-
-def is_checkpointed() -> bool:
-    """Whether the call is inside torch.utils.checkpoint, which wants the same tensors saved when it runs again."""
-    frame: Any = sys._getframe(1) if CHECKPOINT in sys.modules else None
-    while frame is not None and frame.f_globals.get("__name__") != CHECKPOINT:
-        frame = frame.f_back
-    return frame is not None
-
-
 def surely(condition: Any) -> Any:
     """Whether a condition on sizes holds that a compiler may have as symbols: False if only the data tell."""
     from torch.fx.experimental import symbolic_shapes  # compilers have imported it
@@ -377,3 +366,15 @@ _hooks_of_saved: Any = _found("torch._C._autograd._top_saved_tensors_default_hoo
 
 def checkpointing() -> bool:
     return _hooks_of_saved(True) is not None
+
+
+CHECKPOINT = "torch.utils.checkpoint"
+
+
+def is_checkpointed() -> bool:
+    """Whether the call is inside torch.utils.checkpoint, which wants the same tensors saved when it runs again: told by
+    the frames, as its reentrant form has no hooks, and others' hooks change nothing for it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != CHECKPOINT:
+        frame = frame.f_back
+    return frame is not None

@@ -78,7 +78,8 @@ class ReadingPlan:
         self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
         self.free: set[Axis] = set()
         self.places = tuple(self.names.index(each.name) for each in layer.inputs)
-        self.viewed = tuple(i for i, name in enumerate(self.names) if name in viewed(reading))
+        seen = viewed(reading)
+        self.viewed = tuple(i for i, name in enumerate(self.names) if name in seen)
         self._prepare()
 
     def _prepare(self) -> None:

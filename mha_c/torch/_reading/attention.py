@@ -71,13 +71,12 @@ def _softmax_of(node: Node) -> Optional[tuple[Value, Any]]:
     given = node.values()
     if node.name == "softmax":
         return given[0], _axis_of(node)
-    made = [value.node for value in given]
     if node.name in ("div", "div_") and len(given) == 2:  # exp(s) / exp(s).sum(-1, keepdim=True)
-        above, below = made
+        above, below = given[0].node, given[1].node
         if above is None or above.name not in ("exp", "exp_") or below is None or below.name != "sum":
             return None
         return (above.values()[0], _axis_of(below)) if _is_total(below, given[0]) else None
-    before = made[0] if node.name == "exp" and made else None  # exp_ takes its gradient from log_softmax
+    before = given[0].node if node.name == "exp" and given else None  # exp_ takes its gradient from log_softmax
     if before is None:
         return None
     if before.name == "log_softmax":

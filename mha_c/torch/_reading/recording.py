@@ -299,6 +299,6 @@ def _stripped(found: Any) -> Any:
     return found
 
 
-# What an argument is noted as itself, and what no size is in.
-_OF_NO_SIZE = frozenset((Tensor, nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device))
-_AS_THEY_ARE = frozenset((Size, Ratio, int, float, bool, str, type(None), torch.dtype, torch.device))
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
+_OF_NO_SIZE = _PLAIN | {Tensor, nn.Parameter}
+_AS_THEY_ARE = _PLAIN | {Size, Ratio}  # arguments that are noted as themselves

@@ -9,14 +9,7 @@ import functools
 import operator
 import os
 from collections import deque
-from types import (
-    BuiltinFunctionType,
-    CellType,
-    CodeType,
-    FunctionType,
-    MethodType,
-    ModuleType,
-)
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
