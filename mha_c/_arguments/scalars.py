@@ -35,7 +35,8 @@ def whole(value: Any, name: str, least: float = 1, most: float = LARGEST_SIZE) -
     except TypeError:
         number = None
     if number is None:
-        write = f": write {int(value)}" if isinstance(value, float) and value % 1 == 0 and abs(value) < 1e9 else ""
+        meant = isinstance(value, float) and value % 1 == 0 and least <= value <= min(most, 1e9)
+        write = f": write {int(value)}" if meant else ""
         raise TypeError(f"{name} must be a whole number, got {value!r:.100} ({type(value).__name__}){write}")
     if number < least:
         raise ValueError(f"{name} must be at least {least}, got {value!r:.100}")

@@ -136,7 +136,8 @@ def test_keyword_only_arguments_of_every_layer(build):
     [
         ({"num_hiddens": 10}, ValueError, r"num_hiddens \(10\) must be divisible by num_heads \(3\)"),
         ({"num_hiddens": 0}, ValueError, "num_hiddens must be at least 1, got 0"),
-        ({"num_hiddens": 12.0}, TypeError, "num_hiddens must be a whole number, got 12.0"),
+        ({"num_hiddens": 12.0}, TypeError, r"num_hiddens must be a whole number, got 12.0 \(float\): write 12$"),
+        ({"num_heads": 0.0}, TypeError, r"num_heads must be a whole number, got 0.0 \(float\)$"),
         ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got 0"),
         ({"num_heads": -2}, ValueError, "num_heads must be at least 1, got -2"),
         ({"num_heads": 1.5}, TypeError, "num_heads must be a whole number"),
