@@ -15,6 +15,7 @@ import pytest
 
 import boxes as boxes_alone
 import children
+import distributed_script
 import mha_c
 import needs
 
@@ -115,14 +116,15 @@ def test_code_runs_and_prints_what_the_page_says(page, tmp_path):
     codes, expected = zip(*boxes(page))
     needed([*codes, GIVEN[label(page)]])
     separated = f"\nprint({NEXT!r})\n".join([GIVEN[label(page)], *codes])
-    command = ["-W", "error", "-c", separated]
-    if label(page) == TORCHRUN:
-        program = tmp_path / "page.py"
-        program.write_text(separated, encoding="utf-8")
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
-    folder = tmp_path / "empty"
+    folder, program = tmp_path / "empty", tmp_path / "page.py"
     folder.mkdir()
-    _, *printed = children.python(*command, cwd=folder).stdout.split(NEXT + "\n")
+    if label(page) == TORCHRUN:
+        program.write_text(separated, encoding="utf-8")
+        statuses, said = distributed_script.begin([program], tmp_path / "printed")()
+        assert statuses == [0, 0], said
+    else:
+        said = children.python("-W", "error", "-c", separated, cwd=folder).stdout
+    _, *printed = said.split(NEXT + "\n")
     assert [said for said, wanted in zip(printed, expected) if wanted not in (None, said)] == []
     assert len(printed) == len(codes)
 

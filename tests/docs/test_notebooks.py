@@ -169,11 +169,12 @@ def executed(name, folder):
     return notebook, min(seconds, of_two_cores)  # a machine busy with something else is not the notebook's fault
 
 
-# Half a minute of training each: by night.  What they call is called by the others, and by the tests of its folder.
-LONG = "bahdanau", "generation", "inside_any_model", "long_sequences"
+# One of NumPy, one of torch, one of pictures and pages; the others by night, and at each push by `make docs`.  What
+# they call is called by the tests of its folder.
+BY_DAY = "write_it_yourself", "your_own_attention", "scoring"
 
 
-@pytest.mark.parametrize("name", [name for name in SHOWN if needs.NIGHTLY or name not in LONG])
+@pytest.mark.parametrize("name", SHOWN if needs.NIGHTLY else BY_DAY)
 def test_notebook(name, tmp_path):
     needs.module("matplotlib")
     if "torch" in SHOWN[name][0]:

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The folder of the pages; tools/site.py checks their links, and that every public name has its place."""
+    if not needs.NIGHTLY:
+        pytest.skip("the site is built by night, and at each push by `make docs`")
     for name in ("sphinx", "furo", "myst_nb", "torch", "matplotlib", "dask.array"):
         needs.module(name)
     folder = tmp_path_factory.mktemp("site")

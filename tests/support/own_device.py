@@ -32,7 +32,7 @@ def built():
         if not library.exists():
             include = root / "include"
             subprocess.run(
-                [compiler, "-std=c++20", "-O1", "-shared", "-fPIC",
+                [compiler, "-std=c++20", "-O0", "-shared", "-fPIC",
                  f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
                  f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", str(SOURCE),
                  f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", "-o", f"{library}.part"],

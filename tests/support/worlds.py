@@ -24,22 +24,30 @@ class RankError(Exception):
         self.rank, self.kind, self.text = rank, kind, text
 
 
+def forked(target, *args):
+    """A process that has begun target(*args), in a fork of one that imports once for all what takes long."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [
+            "torch.distributed.checkpoint.state_dict",
+            "torch.distributed.fsdp",
+            "torch._dynamo",
+            "mha_c.torch.distributed",
+        ]
+    )
+    process = context.Process(target=target, args=args, daemon=True)
+    process.start()
+    return process
+
+
 class World:
     def __init__(self, n, timeout=PATIENCE):
         self.n = n
         self._folder = tempfile.TemporaryDirectory(prefix="mha_c-world-")
-        context = multiprocessing.get_context("forkserver")  # its server imports once for all what takes long
-        slow = ["torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch._dynamo"]
-        context.set_forkserver_preload(slow)
-        pairs = [context.Pipe() for _ in range(n)]
+        pairs = [multiprocessing.Pipe() for _ in range(n)]
         self.pipes = [ours for ours, _ in pairs]
         store = f"{self._folder.name}/store"
-        self.processes = [
-            context.Process(target=_serve, args=(rank, n, store, timeout, theirs), daemon=True)
-            for rank, (_, theirs) in enumerate(pairs)
-        ]
-        for process in self.processes:
-            process.start()
+        self.processes = [forked(_serve, rank, n, store, timeout, theirs) for rank, (_, theirs) in enumerate(pairs)]
         for _, theirs in pairs:
             theirs.close()
 

@@ -89,8 +89,8 @@ def test_the_grading_loop_of_the_page_over_ten_files(folder):
 
 
 def test_check_says_what_to_do(folder):
-    said = {name: command("check", f"submissions/{name}.py", cwd=folder, status=status).stdout
-            for name, (_, status, _) in FILES.items() if name != "katherine"}  # fmt: skip
+    said = {name: command("check", f"submissions/{name}.py", cwd=folder, status=FILES[name][1]).stdout
+            for name in ("ada", "alan", "donald", "edsger", "grace")}  # fmt: skip
     assert said["alan"].startswith(
         "submissions/alan.py:attention (dot_product): wrong\n\nYours differs from the book's in one thing: it divides"
     )

@@ -52,8 +52,9 @@ def test_fork_after_use_and_while_another_thread_computes():
     )
 
 
-METHODS = ["fork", "spawn", "forkserver", "loader-fork", "module-spawn"]
-METHODS += ["loader-spawn", "module-fork", "module-forkserver"] if needs.NIGHTLY else []
+METHODS = ["fork", "spawn", "forkserver", "module-fork"]
+# Each of these imports torch anew.  By day test_team.py has a loader and spawns, and test_saving.py pickles modules.
+METHODS += ["loader-fork", "loader-spawn", "module-spawn", "module-forkserver"] if needs.NIGHTLY else []
 
 
 @pytest.mark.parametrize("method", METHODS)
