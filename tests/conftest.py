@@ -1,6 +1,7 @@
 """Fixtures that all tests share: isa, dtype, seed, rng."""
 
 import gc
+import heapq
 import inspect
 import itertools
 import os
@@ -133,12 +134,21 @@ def what_comes_together(item):
 
 
 def covering(items, pairs):
-    """Each time the first of those that bring the most pairs which none before had."""
-    wanted, left, kept = frozenset().union(*pairs), dict(enumerate(pairs)), []
+    """Each time the first of those that bring the most pairs which none before had.
+
+    What one brings only ever gets less: it is counted again when it is first by what it brought before.
+    """
+    wanted, kept = set().union(*pairs), []
+    left = [(-len(each), i) for i, each in enumerate(pairs)]
+    heapq.heapify(left)
     while wanted:
-        best = max(left, key=lambda i: len(left[i] & wanted))
-        wanted -= left.pop(best)
-        kept.append(best)
+        before, i = heapq.heappop(left)
+        now = len(pairs[i] & wanted)
+        if now == -before:
+            wanted -= pairs[i]
+            kept.append(i)
+        elif now:
+            heapq.heappush(left, (-now, i))
     return [items[i] for i in sorted(kept)]
 
 
