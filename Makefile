@@ -393,9 +393,11 @@ build/zig/installed: tools/wheels/requirements.txt
 	@build/zig/bin/pip install -q --no-deps --require-hashes -r build/zig/requirements.txt
 	@touch $@
 
-# Of the page's sources the compiled core is left out, which this makes: ARGS=--keep leaves it as it is.
-build/playground.html: build/zig/installed tools/playground.py $(filter-out %.wasm,$(PLAYGROUND_SOURCES))
-	@build/zig/bin/python tools/playground.py $(ARGS)
+# Of the page's sources the compiled core is left out, which this makes: ARGS=--keep leaves it as it is.  The compiler is
+# asked for where sources have changed since, or by ARGS=--compile.
+build/playground.html: tools/playground.py tools/playground.txt $(filter-out %.wasm,$(PLAYGROUND_SOURCES))
+	@$(PYTHON) tools/playground.py --known $(ARGS) || { $(MAKE) --no-print-directory build/zig/installed && \
+		build/zig/bin/python tools/playground.py $(ARGS); }
 
 # dist/ on every Python found, on 64-bit ARM under qemu, and the C programs on musl and Windows: ARGS="x86 windows".
 test-wheels: build/wheel-tools/installed

@@ -26,6 +26,7 @@ FOLDER = ROOT / "build" / "nightly"
 TODAY = datetime.date.today()
 PARTS = {
     "suite": ["test", "MHA_C_NIGHTLY=1"],
+    "playground": ["playground", "ARGS=--compile"],
     "clients": ["clients"],
     "guards": ["guards"],
     "sanitize": ["sanitize"],
