@@ -26,6 +26,7 @@ def written_again(shown):
     return shown.browser.run("return window.written")
 
 
+@pytest.mark.by_day("width", ("heads", "repeats"), together=1)
 @pytest.mark.parametrize("width", [1280, 700, 420])
 @pytest.mark.parametrize(("heads", "repeats"), [(1, 1), (4, 1), (4, 2), (1, 8)])
 def test_labels_are_all_tokens_or_all_positions(show, width, heads, repeats):

@@ -100,6 +100,7 @@ def test_the_tiles(show, steps):
     assert shown.text(".mhac-sum").replace("−", "-").endswith(f"= {tiles.output[0, 0]:.2f}")
 
 
+@pytest.mark.by_day("width", "size", together=1)
 @pytest.mark.parametrize("width", [340, 700, 1280])
 @pytest.mark.parametrize("size", [(1, 1, 1), (8, 8, 8), (20, 30, 16), (64, 64, 64)])
 def test_players_of_every_size(show, width, size):

@@ -30,6 +30,7 @@ def test_one_file_that_asks_for_nothing(page):
     assert re.findall(r"https?://[^\"]*", text) == book  # where the last page's link leads who follows it
 
 
+@pytest.mark.by_day("state", "width", together=1)
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 @pytest.mark.parametrize(("width", "schemes"), [(390, ["light", "dark"]), (1280, ["dark", "light"])])
 def test_every_part_fits_phone_and_desk_in_light_and_dark(play, state, width, schemes):

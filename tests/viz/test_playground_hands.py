@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+import needs
 from playground_page import CLOSE, press, results
 
 pytest_plugins = ["browser_fixtures", "playground_fixtures"]
@@ -70,6 +71,7 @@ return [picture.top, picture.bottom, box('.mhac-explained').bottom, stage.scroll
 """
 
 
+@pytest.mark.by_day("chapter", "language", together=1)
 @pytest.mark.parametrize("chapter", IDS)
 @pytest.mark.parametrize("language", ["en", "de", "zh", "tr"])
 def test_picture_and_formula_stand_on_the_first_screen(play, chapter, language):
@@ -183,7 +185,10 @@ def test_a_hand_drags_the_query(play):
 COUNT = "Memory.getDOMCounters"
 
 
-@pytest.mark.parametrize("address", ["ch=pooling", "ch=masks", "ch=root", "part=tiles", "ch=all&heads=2"])
+MOVED = ["ch=pooling", *(["part=tiles", "ch=masks", "ch=root", "ch=all&heads=2"] if needs.NIGHTLY else [])]
+
+
+@pytest.mark.parametrize("address", MOVED)
 def test_a_hundred_moves_leave_nodes_and_listeners_as_they_were(play, address):
     shown = play(address)
     browser = shown.browser
@@ -245,6 +250,7 @@ return low;
 """
 
 
+@pytest.mark.by_day("address", "scheme", together=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("address", ["ch=dot", "ch=heads", "ch=summary", "ch=all", "part=gradients", "part=tiles"])
 def test_text_has_a_contrast_of_four_and_a_half_and_borders_of_three(play, address, scheme):
