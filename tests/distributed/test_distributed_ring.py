@@ -9,7 +9,6 @@ import torch
 import accuracy
 import distributed_cases as cases
 from checks import same
-from children import python
 from mha_c import functional as F
 from mha_c.torch.distributed import join_sequence, split_sequence
 from mha_c.torch.distributed._sequence import LAYOUTS, Mask, Schedule
@@ -106,6 +105,7 @@ def test_bits_do_not_depend_on_timing(world, seed, layout):
             same(mine, theirs)
 
 
+@pytest.mark.by_day("layout", "family", "world", together=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "family",
@@ -300,11 +300,6 @@ def test_bfloat16(world, seed):
 
 def test_second_derivatives_are_refused(world):
     assert all("first derivatives only" in text for text in world.run(cases.double_backward))
-
-
-def test_imported_only_when_asked_for():
-    code = "import sys, mha_c.torch; print('mha_c.torch.distributed' in sys.modules)"
-    assert python("-c", code).stdout.strip() == "False"
 
 
 def test_no_process_group():
