@@ -239,32 +239,33 @@ def _result(state: State, module: Any, recent: Recent, args: Any, kwargs: Any, t
 
 def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
     """The call by the reader's lines, read; OTHERWISE where it cannot be."""
-    if any(map(nn.parameter.is_lazy, module.parameters())) or state.readings >= MOST_READINGS or not can_read():
-        return OTHERWISE
-    if not all(map(Tensor.numel, tensors)) or is_checkpointed():  # nothing to read; nothing that may change on the way
+    nothing = any(map(nn.parameter.is_lazy, module.parameters())) or not all(map(Tensor.numel, tensors))  # to read
+    if nothing or is_checkpointed() or state.readings >= MOST_READINGS or not can_read():
         return OTHERWISE
     if state.in_a_row >= MOST_IN_A_ROW:
         leave(module, Left(f"its calls go on being of new forms: {state.readings} were read"))
         return OTHERWISE
-    state.readings += 1
-    state.in_a_row += 1
-    with _as_the_readers(module):
-        result, reading = read(MethodType(state.own.forward, module), args, kwargs)
-    if state_of(module) is not state:  # its lines gave it another class
-        return result
+    state.readings, state.in_a_row = state.readings + 1, state.in_a_row + 1
+    with nothing_collected():
+        with _as_the_readers(module):
+            result, reading = read(MethodType(state.own.forward, module), args, kwargs)
+        if state_of(module) is state:  # else its lines gave it another class
+            _try_to_learn(state, module, key, reading, tensors, result)
+    return result
+
+
+def _try_to_learn(state: State, module: Any, key: Any, reading: Reading, tensors: list[Tensor], result: Any) -> None:
+    """Let the core compute calls of the key, or the reader's lines for ever."""
     try:
-        with nothing_collected():
-            _learn(state, key, reading, tensors, result)
-        _is_cores(state, module)
+        _learn(state, key, reading, tensors, result)
     except Left as why:
         state.left[key] = why
-        if state.plans:
-            _is_cores(state, module)
-        elif why.of_this_form:
+        if not state.plans and why.of_this_form:
             LOOKED[module] = Looked("waits", why.reason, why.instead)
-        else:
+        elif not state.plans:
             leave(module, why)
-    return result
+    if state.plans:
+        _is_cores(state, module)
 
 
 def _is_cores(state: State, module: Any) -> None:
@@ -301,8 +302,7 @@ def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], resu
         raise
     except Exception as error:  # the call was the reader's: nothing of ours may end it
         raise Left(f"its graph has what is not known here ({type(error).__name__}: {error})") from error
-    plans = [*state.plans.get(key, ())]
-    state.plans[key] = [plan, *plans][:MOST_OF_A_KEY]
+    state.plans[key] = [plan, *state.plans.get(key, ())][:MOST_OF_A_KEY]
     state.recent = None
 
 

@@ -60,6 +60,10 @@ class View(NamedTuple):
     offsets: Mapping[int, Any]
     nodes: tuple[Node, ...] = ()
 
+    def with_axes(self, axes: tuple[tuple[Atom, ...], ...]) -> View:
+        """The same with other axes."""
+        return View(self.source, axes, self.offsets, self.nodes)
+
 
 class Mixes(Exception):
     """A view that mixes axes in a way that holds for these sizes only, or is none."""

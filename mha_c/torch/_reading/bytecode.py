@@ -45,7 +45,7 @@ def _mixed(parts: Any) -> Any:
 class LineFacts:
     """Of one line.
 
-    reads     Chains
+    reads     {Chain: the Chain that it is an attribute of, or None}
     loose     names of attributes of what was not seen
     stores    [(Chain or None, name of the attribute)]
     items     [Chain or None] containers an item of which is set or deleted
@@ -60,7 +60,7 @@ class LineFacts:
     __slots__ = "calls", "imported", "indexed", "items", "looked", "loose", "outside", "reads", "same", "stores"
 
     def __init__(self) -> None:
-        self.reads: dict[Chain, None] = {}
+        self.reads: dict[Chain, Optional[Chain]] = {}
         self.loose: dict[str, None] = {}
         self.stores: list[tuple[Optional[Chain], str]] = []
         self.items: list[Optional[Chain]] = []
@@ -200,15 +200,15 @@ class _Walk:
         effect = dis.stack_effect(one.opcode, one.arg)
         self.stack += [chain, UNSEEN] if effect == 2 and _NULL_BEHIND else [UNSEEN] * (effect - 1) + [chain]
 
-    def _read(self, chain: Chain) -> Chain:
-        self.line.reads[chain] = None
+    def _read(self, chain: Chain, owner: Optional[Chain] = None) -> Chain:
+        self.line.reads[chain] = owner
         return chain
 
     def _attribute(self, one: Any) -> None:
         owner, name = self._pop(), str(one.argval)
         effect = dis.stack_effect(one.opcode, one.arg)
         if isinstance(owner, Chain):
-            self.stack.append(self._read(owner.then(name)))
+            self.stack.append(self._read(owner.then(name), owner))
         else:
             self.line.loose[name] = None
             self.stack.append(UNSEEN)

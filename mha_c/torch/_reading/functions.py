@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .rules import RULES
 
@@ -51,12 +51,29 @@ _OTHER_NAMES = {
     "multiply_": "mul_", "subtract_": "sub_", "matrix_transpose": "mT", "__rshift__": "", "swapaxes_": "transpose_",
     "special_softmax": "softmax", "special_logsumexp": "logsumexp", "inner": "inner", "row_stack": "vstack",
 }  # fmt: skip
-_names: dict[Any, tuple[str, bool]] = {}
 
 
-def name_of(function: Any) -> tuple[str, bool]:
-    """(the plain name of a function that torch is asked for, whether its two arguments are the other way round)."""
-    found = _names.get(function)
+class Asked(NamedTuple):
+    """What a function is that torch is asked for.
+
+    name       the plain name, whatever way it was called by
+    reflected  whether its two arguments are the other way round
+    way        "fact" of FACTS, "silent" of SILENT, "data" of DATA, "pure" of RULES; "" of others, which are not read
+    writes     whether it writes its first argument in place
+    """
+
+    name: str
+    reflected: bool
+    way: str
+    writes: bool
+
+
+_asked: dict[Any, Asked] = {}
+
+
+def asked(function: Any) -> Asked:
+    """The same of each function once."""
+    found = _asked.get(function)
     if found is None:
         name = str(getattr(function, "__name__", ""))
         if name in ("__get__", "__set__", "__delete__"):
@@ -64,7 +81,10 @@ def name_of(function: Any) -> tuple[str, bool]:
             name = attribute if name == "__get__" else f"{attribute}.{name}"
         reflected = name in _REFLECTED
         name = _REFLECTED.get(name) or _DUNDERS.get(name) or _OTHER_NAMES.get(name, name)
-        found = _names[function] = name, reflected
+        ways = {"fact": name in FACTS, "silent": name in SILENT, "data": name in DATA, "pure": is_pure(name)}
+        way = next((way for way, there in ways.items() if there), "")
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        found = _asked[function] = Asked(name, reflected, way, writes)
     return found
 
 
@@ -74,8 +94,3 @@ def is_pure(name: str) -> bool:
     if name in RULES:
         return True
     return name.endswith("_") and not name.endswith("__") and name[:-1] in RULES
-
-
-def writes(name: str) -> bool:
-    """Whether it writes its first argument in place."""
-    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))

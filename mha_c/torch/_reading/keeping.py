@@ -7,6 +7,7 @@ import datetime
 import decimal
 import functools
 import gc
+import itertools
 import operator
 import re
 import types
@@ -124,7 +125,7 @@ def checks_of(setting: Any) -> Optional[list[Any]]:
         return [owner, "cell_contents" if kind is CellType else "_version", value]
     if isinstance(owner, type):
         (names,) = gc.get_referents(vars(owner))  # the dict behind the view
-        return [names, None, tuple(x for pair in value.items() for x in pair)] if type(names) is dict else None
+        return [names, None, tuple(itertools.chain.from_iterable(value.items()))] if type(names) is dict else None
     if kind is dict:
         return [owner, None, tuple(x for pair in value for x in pair)]
     return [owner, None, value] if kind is list or (kind in (OrderedDict, set, deque) and not value) else None

@@ -10,13 +10,13 @@ import operator
 import os
 import sys
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .recording import Recorder
+from .recording import Files, Recorder
 from .sizes import Ratio, Size
 
 MODULE_FILE = nn.Module.__setattr__.__code__.co_filename
@@ -107,16 +107,13 @@ TORCH_FILES = frozenset((
 
 TORCH_FUNCTIONS = getattr(torch.matmul, "__self__", None)  # whose functions are torch's own
 STANDARD = sys.prefix, sys.base_prefix, os.path.dirname(os.__file__)
-standard: dict[str, bool] = {}
 
 
-def is_standard(file: str) -> bool:
-    """Whether it is a file of Python's own library, or of a record."""
-    found = standard.get(file)
-    if found is None:
-        found = (file.startswith(STANDARD) and "site-packages" not in file) or file.startswith("<frozen")
-        standard[file] = found
-    return found
+def _is_standard(file: str) -> bool:
+    return (file.startswith(STANDARD) and "site-packages" not in file) or file.startswith("<frozen")
+
+
+is_standard: Callable[[str], bool] = Files(_is_standard).__getitem__  # a file of Python's own library, or of a record
 
 
 ITERATORS: tuple[Any, ...] = (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Optional
 
 import torch
@@ -81,16 +80,18 @@ def why_not() -> Optional[str]:
 def _replaced_methods() -> bool:
     """Whether a function that is not torch's stands before one of torch's own."""
     global _methods
+    if _methods is not None and _methods.still_holds():
+        return False
     now, below = dict(vars(Tensor)), Tensor.__mro__[1]
-    if now.keys() != _methods.keys() or not all(map(operator.is_, now.values(), _methods.values())):
-        own = [(name, getattr(x, "__module__", "")) for name, x in now.items() if isinstance(x, FunctionType)]
-        if any(hasattr(below, name) for name, home in own if str(home).partition(".")[0] != "torch"):
-            return True
-        _methods = now
+    own = [(name, getattr(x, "__module__", "")) for name, x in now.items() if isinstance(x, FunctionType)]
+    if any(hasattr(below, name) for name, home in own if str(home).partition(".")[0] != "torch"):
+        return True
+    _methods = Settings()
+    _methods.kind(Tensor)
     return False
 
 
-_methods: dict[str, Any] = {}  # of Tensor, when none was replaced
+_methods: Optional[Settings] = None  # the class Tensor, when none was replaced
 
 
 def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bool = True) -> tuple[Any, Reading]:
@@ -163,7 +164,7 @@ class _Call:
             if one.name in one.names:
                 one.names[one.name] = _without_sizes(one.names[one.name])
         for thing in (*self.settings._things.values(), *(owner for owner, _, _ in tracer.changed)):
-            if isinstance(thing, (list, dict, set, deque)):
+            if isinstance(thing, (list, dict, set, deque)) and thing:
                 _without_sizes(thing)
 
     def reading(self, result: Any) -> Reading:
@@ -266,9 +267,9 @@ class _Ending:
 
     def _follow_loose(self) -> None:
         """Attributes that were read off things that nobody saw: off anything that was met."""
-        done: set[int] = set()
+        loose, done = self.tracer.loose, set()
         of_kinds: dict[Any, set[str]] = {}
-        while True:
+        while loose:
             new = [x for key, x in list(self.settings.met.items()) if key not in done]
             if not new:
                 return
@@ -276,13 +277,15 @@ class _Ending:
                 done.add(id(thing))
                 kind = thing if isinstance(thing, type) else type(thing)
                 if kind not in of_kinds:
-                    of_kinds[kind] = {name for one in kind.__mro__ for name in vars(one)}
-                stores = (of_kinds[kind], *_stores_of(thing))
-                for name in self.tracer.loose:
-                    present = any([name in names for names in stores])
-                    wanted = present or name in self.tracer.looked
+                    of_kinds[kind] = {name for name in loose if any(name in vars(one) for one in kind.__mro__)}
+                stores = _stores_of(thing)
+                if not (of_kinds[kind] or self.tracer.looked) and all([loose.keys().isdisjoint(x) for x in stores]):
+                    continue
+                present = of_kinds[kind].union(*[loose.keys() & names.keys() for names in stores])
+                for name in loose:
+                    wanted = name in present or name in self.tracer.looked
                     if wanted and (id(thing), name) not in self.tracer.written:
-                        self.settings.attribute(thing, name, only_present=present)
+                        self.settings.attribute(thing, name, only_present=name in present)
 
     def _name_leaves(self) -> None:
         unnamed = [x for x in self.recorder.leaves if x.kind != "input"]
@@ -367,8 +370,6 @@ class _Ending:
 
     def _check_functions(self) -> None:
         """Each function that ran must be one that was seen, or made by one that ran."""
-        from types import CodeType, FunctionType
-
         functions = [x for x in self.settings._things.values() if isinstance(x, FunctionType)]
         known = {id(x.__code__) for x in functions}
         codes = [*self.tracer.codes.values()]
@@ -387,16 +388,14 @@ class _Ending:
         name = code.co_name
         for kind in [x for x in self.settings._things.values() if isinstance(x, type)]:
             for value in list(vars(kind).values()):
-                inner = (
-                    getattr(value, "__func__", None)
-                    or getattr(value, "fget", None)
-                    or getattr(value, "func", None)
-                    or value
-                )
+                inner = next((x for x in (getattr(value, each, None) for each in _WRAPPED) if x), value)
                 if getattr(inner, "__code__", None) is code:
                     self.settings.meet(inner, name)
                     return True
         return False
+
+
+_WRAPPED = "__func__", "fget", "func"
 
 
 def _words(setting: Any) -> str:

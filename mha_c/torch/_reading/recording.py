@@ -8,13 +8,13 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor, nn
 
 from .._private import autocasting_anywhere
-from .functions import DATA, DROPOUT, FACTS, SILENT, is_pure, name_of, writes
+from .functions import DROPOUT, Asked, asked
 from .graph import Line, Node, Reason, Value, walked
 from .rules import shapes_of
 from .sizes import Axis, Log, Ratio, Size, plain
@@ -23,19 +23,28 @@ from .sizing import product
 # Whose lines no reader has written.
 TORCH = str(Path(torch.__file__).parent) + "/"
 OURS = str(Path(__file__).parents[2]) + "/"
-_theirs: dict[str, bool] = {}
 
 
-def is_theirs(file: str) -> bool:
-    """Whether a file is torch's or ours."""
-    found = _theirs.get(file)
-    if found is None:
-        normal = file.replace("\\", "/")
-        found = normal.startswith((TORCH.replace("\\", "/"), OURS.replace("\\", "/"))) or file.startswith(
-            "<frozen importlib"
-        )
-        found = _theirs[file] = found or "/einops/" in normal
-    return found
+class Files(dict):  # type: ignore[type-arg]
+    """{file: what a function says of it}, each once: it is asked at each event."""
+
+    def __init__(self, tell: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def __missing__(self, file: str) -> bool:
+        found = self[file] = self.tell(file)
+        return found
+
+
+def _is_theirs(file: str) -> bool:
+    normal = file.replace("\\", "/")
+    of_theirs = normal.startswith((TORCH.replace("\\", "/"), OURS.replace("\\", "/")))
+    return of_theirs or file.startswith("<frozen importlib") or "/einops/" in normal
+
+
+is_theirs: Callable[[str], bool] = Files(_is_theirs).__getitem__  # whether a file is torch's or ours
+is_ours: Callable[[str], bool] = Files(lambda file: file.startswith(OURS)).__getitem__
 
 
 def line_of(frame: Any) -> Line:
@@ -59,8 +68,7 @@ class Recorder:
         self.grad_enabled = torch.is_grad_enabled()
         self.modes = modes_now()
         self.reads_requires_grad = self.reads_default_type = False
-        self._known: dict[int, tuple[Any, Value]] = {}  # id of a tensor: (weak reference, its Value now)
-        self._versions: dict[int, int] = {}
+        self._known: dict[int, tuple[Any, Value, int]] = {}  # id of a tensor: (weak reference, its Value, its version)
         self._own_memory: set[int] = set()  # of inputs and leaves: nobody may write there
         self.inside = False
 
@@ -79,21 +87,21 @@ class Recorder:
         return self._leaf(tensor, "input", name, [Size(n, Axis(name, i), self.log) for i, n in enumerate(tensor.shape)])
 
     def _leaf(self, tensor: Tensor, kind: str, name: str, shape: Any) -> Value:
-        value = self._valued(tensor, kind, name, shape)
+        value = self._valued(tensor, kind, shape)
+        value.name = name
         self.leaves.append(value)
         memory = memory_of(tensor)
         if memory:
             self._own_memory.add(memory)
         return value
 
-    def _valued(self, tensor: Tensor, kind: str, name: str, shape: Any) -> Value:
+    def _valued(self, tensor: Tensor, kind: str, shape: Any, node: Optional[Node] = None, index: int = 0) -> Value:
         value = Value()
-        value.node, value.index, value.kind, value.name = None, 0, kind, name
+        value.node, value.index, value.kind, value.name = node, index, kind, ""
         value.shape, value.dtype, value.device = tuple(shape), tensor.dtype, tensor.device
         value.requires_grad, value.users = tensor.requires_grad, []
         value.ref = weakref.ref(tensor)
-        self._known[id(tensor)] = value.ref, value
-        self._versions[id(tensor)] = version_of(tensor)
+        self._known[id(tensor)] = value.ref, value, version_of(tensor)
         return value
 
     def value_of(self, tensor: Tensor) -> Value:
@@ -101,10 +109,8 @@ class Recorder:
         known = self._known.get(id(tensor))
         if known is None or known[0]() is not tensor:
             return self._leaf(tensor, "constant", "", tensor.shape)
-        value = known[1]
-        if version_of(tensor) != self._versions[id(tensor)]:
-            value = self._written_elsewhere(tensor, value)
-        return value
+        _, value, version = known
+        return value if version_of(tensor) == version else self._written_elsewhere(tensor, value)
 
     def known(self, tensor: Tensor) -> Optional[Value]:
         """The same, or None of a tensor that the call has not met."""
@@ -121,13 +127,8 @@ class Recorder:
         else:
             given = [before, nodes[0].results[0]]
             node = self._node("__aliased__", None, tuple(given), {}, nodes[0].line, given)
-        value = self._result(tensor, node, 0, before.shape)
+        value = self._valued(tensor, "result", before.shape, node)
         node.results = (value,)
-        return value
-
-    def _result(self, tensor: Tensor, node: Node, index: int, shape: Any) -> Value:
-        value = self._valued(tensor, "result", "", shape)
-        value.node, value.index = node, index
         return value
 
     def _node(self, name: str, function: Any, args: Any, kwargs: Any, line: Line, given: list[Value]) -> Node:
@@ -144,22 +145,24 @@ class Recorder:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """The result of one of torch's functions, which is noted."""
-        name, reflected = name_of(function)
-        if name in FACTS:
+        how = asked(function)
+        name, way = how.name, how.way
+        if way == "fact":
             return self._fact(name, function, args, kwargs)
-        if name in SILENT:
+        if way == "silent":
             return function(*args, **kwargs)
         line = line_of(sys._getframe(2))
         given: list[Value] = []
         noted_args = tuple([x if type(x) in _AS_THEY_ARE else self._noted(x, given) for x in args])
         noted_kwargs = self._noted(kwargs, given) if kwargs else {}
-        if len(noted_args) == 1 and "other" in noted_kwargs:
+        if kwargs and len(noted_args) == 1 and "other" in noted_kwargs:
             noted_args = (*noted_args, noted_kwargs.pop("other"))
-        if reflected and len(noted_args) == 2:
+        if how.reflected and len(noted_args) == 2:
             noted_args = noted_args[::-1]
             given = [x for x in walked(noted_args) if isinstance(x, Value)]
-        before = self._check(name, args, kwargs, line)
-        made = function(*[x if type(x) is Tensor else _stripped(x) for x in args], **_stripped(kwargs))
+        before = self._check(how, args, kwargs, line)
+        plain_args = [x if type(x) in _OF_NO_SIZE else _stripped(x) for x in args]
+        made = function(*plain_args, **_stripped(kwargs)) if kwargs else function(*plain_args)
         node = self._node(name, function, noted_args, noted_kwargs, line, given)
         tensors = [made] if type(made) is Tensor else _tensors_in(made)
         if not given and tensors and tensors[0].is_floating_point() and kwargs.get("dtype") is None:
@@ -167,29 +170,28 @@ class Recorder:
         if before is not None:
             node.writes, tensors = self._known[id(args[0])][1], [args[0]]
             node.memory = memory_of(args[0])
-        shapes = self._shapes(name, noted_args, noted_kwargs, tensors)
-        node.results = tuple(self._result(x, node, i, s) for i, (x, s) in enumerate(zip(tensors, shapes)))
+        shapes: Any = [x.shape for x in tensors]
+        if way == "pure":
+            shapes = shapes_of(name, noted_args, noted_kwargs, shapes, self.log)
+        node.results = tuple([self._valued(x, "result", shapes[i], node, i) for i, x in enumerate(tensors)])
         return made
 
-    def _shapes(self, name: str, args: Any, kwargs: Any, tensors: list[Tensor]) -> list[Any]:
-        sizes = [tuple(x.shape) for x in tensors]
-        if is_pure(name):
-            return shapes_of(name, args, kwargs, sizes, self.log)
-        return list(sizes)
-
-    def _check(self, name: str, args: Any, kwargs: Any, line: Line) -> Any:
+    def _check(self, how: Asked, args: Any, kwargs: Any, line: Line) -> Any:
         """Refuse what no reading can hold; the tensor that is written in place, or None."""
         if modes_now() != self.modes:
             self.refuse("gradients, or autocast, are switched on or off on the way", line)
-        if name in DATA or (name in ("type",) and len(args) < 2 and not kwargs):
+        name = how.name
+        if how.way == "pure" and not how.writes and not kwargs and name not in ("type", "dropout"):
+            return None
+        if how.way == "data" or (name == "type" and len(args) < 2 and not kwargs):
             self.refuse("the numbers of a tensor decide, or leave torch", line)
-        elif not is_pure(name):
+        elif how.way != "pure":
             self.refuse(f"torch's {name or function_words(args)} is none of the functions that can be read", line)
         elif kwargs.get("out") is not None:
             self.refuse("out= writes into another tensor", line)
         elif name in DROPOUT and name.endswith("_"):
             self.refuse("dropout_ is not read", line)
-        in_place = writes(name) or (bool(kwargs.get("inplace")) and name != "dropout") or (
+        in_place = how.writes or (bool(kwargs.get("inplace")) and name != "dropout") or (
             name == "dropout" and bool(kwargs.get("inplace") or (len(args) > 3 and args[3])))  # fmt: skip
         if not in_place or not args or not isinstance(args[0], Tensor):
             return None

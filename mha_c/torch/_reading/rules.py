@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from . import shapes, sizing
-from .sizes import UNKNOWN, Log, Size, plain
+from .sizes import UNKNOWN, Log, Size
 
 Shape = tuple[Any, ...]
 
@@ -103,8 +103,12 @@ def shapes_of(name: str, args: Any, kwargs: Any, sizes: list[tuple[int, ...]], l
 
 
 def _checked(shape: Any, numbers: tuple[int, ...], log: Log) -> Shape:
-    if shape is not None and len(shape) == len(numbers) and [*map(plain, shape)] == [*numbers]:
-        return tuple(shape)
+    if shape is not None and len(shape) == len(numbers):
+        try:
+            if [*map(int.__index__, shape)] == [*numbers]:  # as plain numbers
+                return tuple(shape)
+        except TypeError:
+            pass
     return tuple(Size(n, UNKNOWN, log) for n in numbers)
 
 

@@ -83,7 +83,7 @@ class Walk:
     def _viewed(self, view: View, step: ScoreOperation, value: Value) -> View:
         try:
             if step.node.name == "__aliased__":
-                return view._replace(axes=self.views.reshaped(view.axes, value.shape, step.node))
+                return view.with_axes(self.views.reshaped(view.axes, value.shape, step.node))
             return self.views._step(view, step.node, value)
         except Mixes as mixes:
             raise Unclear("scores are reshaped in a way that holds for these sizes alone", mixes.node) from None
@@ -98,7 +98,7 @@ class Walk:
                 whole = whole.times(atom.size)
             if self.views.now(whole) != self.views.size(size):
                 raise Unclear("scores are broadcast to more than they are", step.node)
-        return view._replace(axes=axes)
+        return view.with_axes(axes)
 
     # --- Where a product is -------------------------------------------------------------------------------------
 

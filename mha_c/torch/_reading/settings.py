@@ -122,13 +122,15 @@ class Settings:
         self.met: dict[int, Any] = {}  # objects whose attributes may be read
         self._kinds: dict[int, type] = {}  # of which all classes are kept
         self._n = 0
-        self._prepared: Any = None  # for `still_holds`
+        self._prepared: Any = (0, 0), (), (), ()  # for `still_holds`
+        self._plain_kinds: set[type] = set()  # whose objects are met as `_meet_object` says
+        self._stored: set[int] = set()  # the modules' names whose places of parameters and others are kept
 
     def still_holds(self) -> bool:
         """Whether another call would read the same: quickly, where all is the same object."""
         prepared = self._prepared
-        if prepared is None or prepared[0] != (len(self.all), len(self.requires_grad)):
-            prepared = self._prepared = self._prepare()  # at once: another thread may be here, too
+        if prepared[0] != (len(self.all), len(self.requires_grad)):
+            prepared = self._prepared = self._prepare(*prepared)  # at once: another thread may be here, too
         _, checks, origins, others = prepared
         at = first_changed(checks, MISSING, 0)
         while at >= 0:  # perhaps it is an equal number
@@ -138,27 +140,27 @@ class Settings:
             at = first_changed(checks, MISSING, at + 1)
         return not others or all(setting.still_holds() for setting in others)
 
-    def _prepare(self) -> Any:
-        """(how much was read, what `first_changed` checks, the setting of each check or None, the other settings)"""
+    def _prepare(self, sizes: Any, before: Any, origins: Any, others: Any) -> Any:
+        """(how much was read, what `first_changed` checks, the setting of each check or None, the other settings), with
+        what was read since then."""
+        n, n_flags = sizes
         sizes = len(self.all), len(self.requires_grad)
-        checks: list[Any] = []
-        origins: list[Optional[Setting]] = []
-        others = []
-        for setting in self.all:
+        checks, origins, others = [*before], [*origins], [*others]
+        for setting in self.all[n:]:
             found = checks_of(setting)
             if found is None:
                 others.append(setting)
             else:
                 checks += found
                 origins += [setting] * (len(found) // 3)
-        for tensor, flag in self.requires_grad:
+        for tensor, flag in self.requires_grad[n_flags:]:
             checks += (tensor, "requires_grad", flag)
             origins.append(None)
         return sizes, tuple(checks), origins, others
 
     def broken(self) -> Optional[Setting]:
         """The first that does not hold."""
-        return next((x for x in self.all if not x.still_holds()), None)
+        return None if self.still_holds() else next((x for x in self.all if not x.still_holds()), None)
 
     # --- Keeping --------------------------------------------------------------------------------------------
 
@@ -252,7 +254,10 @@ class Settings:
         kind = type(value)
         if kind in _VALUES or value is MISSING or id(value) in self.met:
             return
-        if isinstance(value, Tensor):
+        if kind in self._plain_kinds:
+            self._meet_object(value, None)
+            self._meet_parts(value, words)
+        elif isinstance(value, Tensor):
             self.tensor(value, words)
         elif isinstance(value, dict):
             if self._keep(value, tuple(value.items())):
@@ -290,6 +295,7 @@ class Settings:
         elif not isinstance(value, (ModuleType, BuiltinFunctionType, np.generic, CodeType)):
             if not stays(kind):
                 raise CannotKeep(f"{words} is {kind.__module__}.{kind.__name__}, whose state is not seen")
+            self._plain_kinds.add(kind)
             self._meet_object(value, None)
             self._meet_parts(value, words)
 
@@ -359,7 +365,8 @@ class Settings:
             return self._descriptor(owner, in_class, name)
         if own is not None and (self.name(own, name) is not MISSING):
             return own[name]
-        if own is not None and stores:
+        if own is not None and stores and id(own) not in self._stored:
+            self._stored.add(id(own))
             for place in ("_parameters", "_buffers", "_modules"):
                 self._keep_object(own, place)
         for store in stores:

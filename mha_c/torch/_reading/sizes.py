@@ -8,6 +8,7 @@ float(), as a key of a dict, in a text, the axes that it hangs on are pinned: th
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Iterator, Mapping
@@ -116,7 +117,9 @@ class Log:
         if self.closed or not isinstance(formula, (Axis, Formula)):
             return value
         if type(value) is int:
-            return Size(value, formula, self)
+            found = int.__new__(Size, value)
+            found.formula, found.log = formula, self
+            return found
         if type(value) is float:
             self.ratios = True
             return Ratio(value, formula, self)
@@ -124,32 +127,36 @@ class Log:
         return value
 
 
-def _plain_parts(one: Any, other: Any) -> tuple[Any, Any]:
-    return plain(one), plain(other)
+_formula = functools.partial(tuple.__new__, Formula)  # the same as Formula(...), with no line of Python
 
 
-def _binary(name: str, reflected: bool = False) -> Any:
+def _binary(name: str, to_plain: Any, reflected: bool = False) -> Any:
     function = FUNCTIONS[name]
 
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             self.log.pin(self.formula)
             return NotImplemented
-        a, b = (other, self) if reflected else (self, other)
-        return self.log.number(function(plain(a), plain(b)), Formula(name, (formula_of(a), formula_of(b))))
+        mine, given, formula = to_plain(self), other, other
+        if type(other) in _SIZED:
+            given, formula = plain(other), formula_of(other)
+        if reflected:
+            return self.log.number(function(given, mine), _formula((name, (formula, self.formula))))
+        return self.log.number(function(mine, given), _formula((name, (self.formula, formula))))
 
     return method
 
 
-def _compared(name: str) -> Any:
+def _compared(name: str, to_plain: Any) -> Any:
     function = FUNCTIONS[name]
 
     def method(self: Any, other: Any) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
-        outcome = function(plain(self), plain(other))
-        if formula_of(other) != self.formula:
-            self.log.decide(Formula(name, (self.formula, formula_of(other))), outcome)
+        given, formula = (plain(other), formula_of(other)) if type(other) in _SIZED else (other, other)
+        outcome = function(to_plain(self), given)
+        if formula != self.formula:
+            self.log.decide(_formula((name, (self.formula, formula))), outcome)
         return outcome
 
     return method
@@ -165,13 +172,13 @@ def _pinning(name: str, kind: type) -> Any:
     return method
 
 
-def _give_methods(kind: Any, base: type) -> None:
+def _give_methods(kind: Any, base: type, to_plain: Any) -> None:
     names = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow"}
     for sign, word in names.items():
-        setattr(kind, f"__{word}__", _binary(sign))
-        setattr(kind, f"__r{word}__", _binary(sign, reflected=True))
+        setattr(kind, f"__{word}__", _binary(sign, to_plain))
+        setattr(kind, f"__r{word}__", _binary(sign, to_plain, reflected=True))
     for sign, word in {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}.items():
-        setattr(kind, f"__{word}__", _compared(sign))
+        setattr(kind, f"__{word}__", _compared(sign, to_plain))
     words = "int float index hash str repr format trunc floor ceil round divmod rdivmod and rand or ror xor rxor "
     words += "lshift rshift rlshift rrshift invert"
     for word in words.split():
@@ -228,8 +235,9 @@ class Ratio(float):
         return float, (plain(self),)
 
 
-_give_methods(Size, int)
-_give_methods(Ratio, float)
+_SIZED = frozenset((Size, Ratio))
+_give_methods(Size, int, int.__index__)
+_give_methods(Ratio, float, float.__float__)
 
 
 def _as_float(self: Size) -> float:

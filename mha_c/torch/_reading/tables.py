@@ -188,9 +188,10 @@ def said_by_contents(tensor: Any) -> Optional[Said]:
         if table.dtype is not torch.bool and bool((table == torch.arange(len(table)) * step + first).all()):
             return Linear(((long[0], step),), first)
         return None
-    if not bool((table[1:, 1:] == table[:-1, :-1]).all()):
+    array: Any = (table.float() if table.dtype is torch.bfloat16 else table).cpu().numpy()  # which takes less time
+    if not (array[1:, 1:] == array[:-1, :-1]).all():
         return None
-    numbers = table[:, 0].flip(0).tolist() + table[0, 1:].tolist()  # by column - row, from 1 - rows on
+    numbers = array[::-1, 0].tolist() + array[0, 1:].tolist()  # by column - row, from 1 - rows on
     values = sorted(set(numbers))
     if len(values) != 2:
         return None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .bytecode import Chain, Constant, LineFacts, Mixed, facts_of
-from .functions import DATA, FACTS, SILENT, is_pure, name_of
+from .functions import asked
 from .graph import Line
 from .natives import (
     CHANGE,
@@ -42,7 +42,7 @@ from .natives import (
     WHOLE,
     is_standard,
 )
-from .recording import TORCH, Recorder, is_theirs
+from .recording import TORCH, Recorder, is_ours, is_theirs
 from .settings import MISSING, UNSEEN, CannotKeep, Settings
 from .sizes import Axis, Ratio, Size, formula_of
 
@@ -75,6 +75,7 @@ class Tracer:
         self.wholes: dict[int, Any] = {}  # objects of which any attribute may have been read
         self.fresh: dict[int, Any] = {}  # objects that the call has made
         self._floats: list[tuple[int, bool]] = []
+        self._plain_kinds: set[type] = set()  # whose objects hide nothing that they read
         self.trace, self.profile = self._trace, self._profile
 
     def start(self) -> None:
@@ -98,7 +99,7 @@ class Tracer:
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         file = code.co_filename
-        if self.recorder.inside:
+        if self.recorder.inside or is_ours(file):
             return None
         if is_theirs(file):
             if file == MODULE_FILE:
@@ -187,8 +188,11 @@ class Tracer:
     def _line(self, frame: FrameType, facts: LineFacts) -> None:
         local = frame.f_locals
         found: dict[Chain, Any] = {}
-        for chain in facts.reads:
-            found[chain] = self._value(frame, local, chain, found)
+        for chain, owner in facts.reads.items():
+            if owner is None:
+                found[chain] = self._name(frame, local, chain)
+            else:
+                found[chain] = self._attribute_of(found.get(owner, UNSEEN), chain.attributes[-1], frame)
         self.loose.update(facts.loose)
         past = WHOLE.intersection(facts.loose)
         if past:
@@ -197,8 +201,8 @@ class Tracer:
             self._compares(frame, [found.get(each, UNSEEN) if each else UNSEEN for each in pair])
         for module, name in facts.imported:
             self._imports(module, name)
-        for owner, name in facts.looked:
-            self._looked(frame, found, owner, name)
+        for owner, sought in facts.looked:
+            self._looked(frame, found, owner, sought)
         for owner, name in facts.stores:
             self._stores(frame, found.get(owner) if owner else UNSEEN, name)
         for owner in facts.items:
@@ -210,14 +214,13 @@ class Tracer:
         if facts.outside:
             self._changes_outside(frame, facts.outside)
 
-    def _value(self, frame: FrameType, local: Any, chain: Chain, found: dict[Chain, Any]) -> Any:
-        if chain.attributes:
-            owner = found.get(Chain(chain.kind, chain.name, chain.attributes[:-1]), UNSEEN)
-            name = chain.attributes[-1]
-            if owner is UNSEEN or owner is MISSING:
-                self.loose[name] = None
-                return UNSEEN
-            return self._attribute(owner, name, frame)
+    def _attribute_of(self, owner: Any, name: str, frame: FrameType) -> Any:
+        if owner is UNSEEN or owner is MISSING:
+            self.loose[name] = None
+            return UNSEEN
+        return self._attribute(owner, name, frame)
+
+    def _name(self, frame: FrameType, local: Any, chain: Chain) -> Any:
         if chain.kind == "global":
             return self._global(frame, chain.name)
         value = local.get(chain.name, MISSING)
@@ -260,6 +263,8 @@ class Tracer:
     def _check(self, found: Any, name: str, frame: FrameType) -> None:
         """Refuse what hides what it reads."""
         kind = type(found)
+        if kind in self._plain_kinds:
+            return
         if found is operator.attrgetter or found is operator.methodcaller:
             self.recorder.refuse(f"{name} reads attributes that no line names", self.line_of(frame))
         elif isinstance(found, functools._lru_cache_wrapper):
@@ -269,6 +274,8 @@ class Tracer:
                 self.recorder.refuse(f"{name} is a class of C that is not known", self.line_of(frame))
         elif kind.__module__ in ("_thread", "_io", "_random", "numpy.random.mtrand", "numpy.random._generator"):
             self.loose[name] = None
+        elif not isinstance(found, type):
+            self._plain_kinds.add(kind)
 
     def _looked(self, frame: FrameType, found: Any, owner: Any, name: Any) -> None:
         thing = found.get(owner, UNSEEN) if owner is not None else UNSEEN
@@ -400,9 +407,7 @@ class Tracer:
         if isinstance(owner, ModuleType):
             known = self._of_library(frame, owner.__name__, name, function)
         elif isinstance(owner, Tensor) or owner is TORCH_FUNCTIONS or getattr(owner, "__module__", "") == "torch._C":
-            plain_name = name_of(function)[0]
-            known = is_pure(plain_name) or plain_name in FACTS or plain_name in DATA or plain_name in SILENT
-            known = known or name in TORCH_ASKS or not isinstance(owner, Tensor)
+            known = bool(asked(function).way) or name in TORCH_ASKS or not isinstance(owner, Tensor)
         elif isinstance(owner, type):
             known = owner.__module__ in ("builtins", "torch") and name != "__getattribute__"
         elif isinstance(owner, KINDS):
@@ -438,6 +443,5 @@ class Tracer:
         if library == "builtins":
             return name in PURE
         if library.startswith("torch"):
-            plain_name = name_of(function)[0]
-            return is_pure(plain_name) or plain_name in FACTS | DATA | SILENT or name in TORCH_ASKS
+            return bool(asked(function).way) or name in TORCH_ASKS
         return library in LIBRARIES or (library.startswith("numpy") and not library.startswith("numpy.random"))

@@ -166,7 +166,7 @@ class Views:
         found = self.whole(value)
         for node, result in reversed(chain):
             found = self._step(found, node, result)
-        return found._replace(nodes=tuple(node for node, _ in chain))
+        return View(found.source, found.axes, found.offsets, tuple([node for node, _ in chain]))
 
     def _is_view(self, node: Node, casts: bool) -> bool:
         if node.name == "__getitem__":
@@ -185,18 +185,18 @@ class Views:
             return view
         if name in PERMUTING:
             order = permutation(name, args, kwargs)
-            return view._replace(axes=tuple(view.axes[i] for i in order))
+            return view.with_axes(tuple(view.axes[i] for i in order))
         if name in _RESHAPES or name in ("unsqueeze", "squeeze"):
-            return view._replace(axes=self.reshaped(view.axes, result.shape, node))
+            return view.with_axes(self.reshaped(view.axes, result.shape, node))
         if name in _EXPANDS:
-            return view._replace(axes=self._expanded(view.axes, node.args[0].shape, result.shape))
+            return view.with_axes(self._expanded(view.axes, node.args[0].shape, result.shape))
         if name in SPLITS:
             return self._split(view, node, result)
         if name == "einsum":
             (term,), right, _ = einsum_terms(args, kwargs)
             if sorted(term) != sorted(right):
                 raise Mixes(node)
-            return view._replace(axes=tuple(view.axes[term.index(x)] for x in right))
+            return view.with_axes(tuple(view.axes[term.index(x)] for x in right))
         if name == "__getitem__":
             return self._indexed(view, node)
         if name == "repeat_interleave":
@@ -289,7 +289,7 @@ class Views:
                 offsets[first.axis] = offsets.get(first.axis, 0) + whole * first.stride.number
         pieces = tuple(atom for atom in pieces if atom.size != ONE)
         axes = (*view.axes[:axis], pieces, *view.axes[axis + 1 :])
-        return view._replace(axes=axes, offsets=offsets)
+        return View(view.source, axes, offsets, view.nodes)
 
     def _indexed(self, view: View, node: Node) -> View:
         index = node.args[1]
@@ -304,7 +304,7 @@ class Views:
         sizes, axis = iter(node.args[0].shape), 0
         for x in index:
             if x is None:
-                view = view._replace(axes=(*view.axes[:axis], (), *view.axes[axis:]))
+                view = view.with_axes((*view.axes[:axis], (), *view.axes[axis:]))
                 axis += 1
             elif isinstance(x, slice):
                 view = self._sliced(view, axis, x, next(sizes), node)
@@ -313,7 +313,7 @@ class Views:
                 size = next(sizes)
                 at = self._place(x, size, node)
                 view = self._cut(view, axis, at, ONE, node) if view.axes[axis] else view
-                view = view._replace(axes=(*view.axes[:axis], *view.axes[axis + 1 :]))
+                view = view.with_axes((*view.axes[:axis], *view.axes[axis + 1 :]))
             else:
                 raise Mixes(node)
         return view
@@ -345,10 +345,10 @@ class Views:
         if not isinstance(times, int):
             raise Mixes(node)
         if axis is None:
-            view, axis = view._replace(axes=(tuple(atom for each in view.axes for atom in each),)), 0
+            view, axis = view.with_axes((tuple(atom for each in view.axes for atom in each),)), 0
         axis = int(axis) % len(view.axes)
         atoms = (*view.axes[axis], *self._copies(times))
-        return view._replace(axes=(*view.axes[:axis], atoms, *view.axes[axis + 1 :]))
+        return view.with_axes((*view.axes[:axis], atoms, *view.axes[axis + 1 :]))
 
     def _copies(self, times: Any) -> tuple[Atom, ...]:
         return () if _is_one(times) else (Atom(None, self.size(times), ONE),)
@@ -358,7 +358,7 @@ class Views:
         new = len(result.shape) - len(view.axes)
         times = [1] * (len(result.shape) - len(times)) + list(times)
         axes = ((),) * new + view.axes
-        return view._replace(axes=tuple((*self._copies(n), *axis) for n, axis in zip(times, axes)))
+        return view.with_axes(tuple((*self._copies(n), *axis) for n, axis in zip(times, axes)))
 
 
 def sliced_size(x: slice, size: Any, views: Views) -> Optional[Product]:
