@@ -8,6 +8,7 @@ link inside leads somewhere, and nothing comes from the network.
 import ast
 import importlib
 import inspect
+import itertools
 import os
 import pkgutil
 import re
@@ -86,7 +87,6 @@ PAGES = {
     "Inside": INSIDE,
 }
 EVERY_PAGE = {page for pages in PAGES.values() for page in pages}
-MARKS = re.compile(r"[`*_|\\\\]")
 # The page that answers, and what readers search for: it is the first hit.
 SEARCHED = {
     "docs/start": "install, windows, wheel",
@@ -149,8 +149,8 @@ def shown(name, member, kind):
 
 
 def python_reference():
-    """A page for each module's functions and small classes, and one for each layer.  What classes have from a base
-    without a place is told once, of the first of them, on the page "What every layer has"; the others lead there."""
+    """A page for each module's functions and then its small classes, and one for each layer.  What classes have
+    from a base without a place is told once, of the first of them, on "What every layer has"; the others lead there."""
     told = {}  # (base, member) -> the class on whose behalf it is told
     of_all = []
     pages = classes_and_functions()
@@ -161,6 +161,7 @@ def python_reference():
         lines, tree = [f"# {title}", ""], []
         for module, classes, others in pages[page]:
             lines += [f"## `{module}`", ""]
+            small = []  # classes, behind the functions that return them
             for name in classes:
                 path = f"{module}.{name}"
                 members = inherited(kinds[path], documented)
@@ -169,26 +170,40 @@ def python_reference():
                 of_all += [f"{path}.{each}" for each in new]
                 entry = class_entry(path, kinds[path], members, told)
                 if module not in WITH_PAGES:
-                    lines += ["", f"### {name}", "", *entry]
+                    small += ["", f"### {name}", "", *entry]
                     continue
                 tree.append(path)
                 first = (inspect.getdoc(kinds[path]) or "").split("\n\n")[0].replace("\n", " ")
-                lines += [f"- [{name}]({path}.md): {MARKS.sub('', first)}"]
+                lines += [f"- [{name}]({path}.md): {as_words(first)}"]
                 (SOURCE / "api" / f"{path}.md").write_text("\n".join([f"# {name}", "", *entry]), encoding="utf-8")
             lines += [""]
             for name in others:
                 kind = "autoexception" if name == "ShapeError" else "autofunction"
                 lines += ["```{eval-rst}", f".. {kind}:: {module}.{name}", "```", ""]
+            lines += small
         if page == "layers":
             tree.append("every-layer")
         lines += ["```{toctree}", ":hidden:", "", *tree, "```", ""] if tree else []
         (SOURCE / "api" / f"{page}.md").write_text("\n".join(lines), encoding="utf-8")
+    every_layer(of_all)
+
+
+def every_layer(paths):
+    """The page of what several classes share, a section a module."""
     lines = ["# What every layer has", "", "Methods and attributes that several classes share, each told once.", ""]
-    for path in of_all:
-        member = inspect.getattr_static(*[pkgutil.resolve_name(path.rpartition(".")[0]), path.rpartition(".")[2]])
-        kind = "autoattribute" if isinstance(member, property) else "automethod"
-        lines += ["```{eval-rst}", f".. {kind}:: {path}", "```", ""]
+    for module, members in itertools.groupby(paths, lambda path: path.rsplit(".", 2)[0]):
+        lines += [f"## `{module}`", ""]
+        for path in members:
+            owner, _, name = path.rpartition(".")
+            member = inspect.getattr_static(pkgutil.resolve_name(owner), name)
+            kind = "autoattribute" if isinstance(member, property) else "automethod"
+            lines += ["```{eval-rst}", f".. {kind}:: {path}", "```", ""]
     (SOURCE / "api" / "every-layer.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def as_words(text):
+    """Text in Markdown: `code` stays, other marks are plain characters."""
+    return "`".join(part if i % 2 else re.sub(r"[*_|\\]", r"\\\g<0>", part) for i, part in enumerate(text.split("`")))
 
 
 def class_entry(path, kind, members, told):
@@ -207,10 +222,10 @@ def site_links(text, folder):
     up = "../" * len(folder.relative_to(SOURCE).parts)
     if PLAYGROUND.exists():  # `make docs` has made it; where it is not there, its name stays a name
         chapter = rf'<a href="{up}playground.html\1">playground.html\1</a>'
-        text = re.sub(r"`build/playground\.html(#[^`]*)`", chapter, text)
+        text = re.sub(r"`playground\.html(#[^`]*)`", chapter, text)
         save = "下载" if folder.name == "zh" else "save it"
         page = f'<a href="{up}playground.html">playground.html</a> (<a href="{up}playground.html" download>{save}</a>)'
-        text = re.sub(r"`build/playground\.html`( \(`make playground`\)|（`make playground`）)?", page, text)
+        text = re.sub(r"`playground\.html`", page, text)
 
     def on_site(link):
         words, target = link.groups()
