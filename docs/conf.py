@@ -4,7 +4,9 @@ tools/site.py lays out what is built; this file says how it looks.  Nothing of t
 """
 
 import inspect
+import itertools
 import re
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,11 @@ import latex2mathml.converter
 from docutils import nodes
 
 import mha_c
+from mha_c._layer.lacks import Lacking
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+
+from docstrings import NOT_MADE_BY_HAND
 
 project, author, copyright = "mha_c", "mha_c developers", "mha_c developers"
 release = version = mha_c.__version__
@@ -63,7 +70,7 @@ def as_text(app, what, name, obj, options, lines):
             continue
         body = text.splitlines()
         if title in LISTS:  # an indented line is text; one that is not names something
-            body = [marked(line) if line.startswith(" ") else line.replace("`", "``") for line in body]
+            body = listed(body)
         elif title != "Examples":
             body = paragraphs(text)
         lines += ["", title, "-" * len(title), *body, ""]
@@ -84,12 +91,15 @@ def attribute_entries(app, what, name, obj, options, lines):
             known.update(new)
             if new:
                 lines += ["", f".. attribute:: {new[0]}", *(f"               {each}" for each in new[1:]), ""]
-                lines += [f"   *{marked(kind)}*", "", *(f"   {marked(line.strip())}" for line in text), ""]
+                said = marked("\n".join(line.strip() for line in text)).splitlines()
+                lines += [f"   *{marked(kind)}*", "", *(f"   {line}" for line in said), ""]
 
 
 def without_fields(app, what, name, obj, skip, options):
-    """The fields of a named tuple are listed as its attributes; Python's own texts only count them."""
-    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+    """The fields of a named tuple are listed as its attributes, where Python's own texts only count them; what a layer
+    lacks is on a page of its own."""
+    said = getattr(obj, "__doc__", None) or ""
+    return True if said.startswith("Alias for field number") or isinstance(obj, Lacking) else None
 
 
 def paragraphs(text):
@@ -106,7 +116,16 @@ def paragraphs(text):
         elif aligned:
             lines += [".. code-block:: text", "", *(f"   {line}" for line in block.splitlines()), ""]
         else:
-            lines += [*map(marked, block.splitlines()), ""]
+            lines += [*marked(block).splitlines(), ""]
+    return lines
+
+
+def listed(body):
+    """The lines of a list: texts, which are indented, marked as a whole, because `code` may go on in the next line."""
+    lines = []
+    for is_text, group in itertools.groupby(body, lambda line: line.startswith(" ")):
+        text = "\n".join(group)
+        lines += (marked(text) if is_text else text.replace("`", "``")).split("\n")
     return lines
 
 
@@ -124,16 +143,19 @@ def entries(block):
     return found
 
 
-def marked(line):
+def marked(text):
     """`word` in reStructuredText's own marks for code, other marks of it as plain characters."""
-    parts = line.split("`")
-    if len(parts) % 2 == 0:  # a pair that spans lines
-        return PLAIN.sub(r"\\\g<0>", line)
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one without its pair
+        return PLAIN.sub(r"\\\g<0>", text)
     return "".join(f"``{part}``" if i % 2 else PLAIN.sub(r"\\\g<0>", part) for i, part in enumerate(parts))
 
 
 def both_forms(app, what, name, obj, options, signature, returned):
-    """Constructors of the book's layers in both of their forms; types as one writes them."""
+    """Constructors of layers in both of their forms, none of a class that nobody makes by hand; types as one
+    writes them."""
+    if what == "class" and NOT_MADE_BY_HAND in (obj.__doc__ or ""):
+        return "", None
     if not signature:
         return None
     if what == "class" and hasattr(obj, "_forms"):

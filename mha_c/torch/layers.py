@@ -84,9 +84,9 @@ class MultiHeadAttention(AttentionModule, TransposesHeads):
     training  overrides the mode of the dropout
     cache  of `new_cache`: keys and values of earlier steps, to which those of this call are added
 
-    A wrong argument raises ShapeError, TypeError or ValueError.  The first edition's constructor, MultiHeadAttention(
-    key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False), works as well, and sets the features
-    of the inputs; else the projections are nn.LazyLinear until the first call sets them, as in d2l.
+    A wrong argument raises ShapeError, TypeError or ValueError.  The first edition's constructor,
+    MultiHeadAttention(key_size, query_size, value_size, num_hiddens, num_heads, dropout, bias=False), works, too, and
+    sets the features of the inputs; else the projections are nn.LazyLinear until the first call sets them, as in d2l.
     `attention_weights` (B, H, Q, K), before dropout, are computed when first read; gradients flow from them to inputs
     and parameters, not to the output (RuntimeError).  Each call with dropout draws one seed from torch's generator.  On
     other devices torch's own kernels compute.  Source: d2l 11.5 (10.5 in the first edition); Vaswani et al. 2017.

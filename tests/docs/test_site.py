@@ -111,6 +111,22 @@ def test_small_classes_stand_on_the_page_of_their_module(site):
     assert 'id="mha_c.teach.Law"' in (site / "api" / "teaching.html").read_text(encoding="utf-8")
 
 
+def test_names_and_code_of_the_reference_are_whole(site):
+    """Marks of code that span two lines are marks, too, and names keep their underscores where they are quoted."""
+    texts = {}
+    for path in (site / "api").glob("*.html"):
+        page = re.sub(r"<(script|style|pre)\b.*?</\1>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        texts[path.stem] = re.sub(r"<[^>]*>", "", page)
+    assert [name for name, text in texts.items() if "`" in text] == []
+    assert "W_o joins" in texts["layers"] and "num_kv_heads heads" in texts["layers"]
+
+
+def test_functions_stand_before_the_small_classes_that_they_return(site):
+    page = (site / "api" / "teaching.html").read_text(encoding="utf-8")
+    assert page.index('id="mha_c.teach.check"') < page.index('id="mha_c.teach.Answer"')
+    assert "Answer(" not in re.sub(r"<[^>]*>", "", page)  # nobody makes one by hand
+
+
 def test_pages_in_chinese_say_so_and_stand_in_the_menu(site):
     index = (site / "index.html").read_text(encoding="utf-8")
     for path in (ROOT / "docs" / "zh").glob("*.md"):
