@@ -118,7 +118,7 @@ def git(*words):
 
 def heading(name, facts):
     """Of a column: the processor, when and at which commit it was measured."""
-    return f"{name}, {facts['date']}, {facts['commit']}"
+    return f"{name}<br>{facts['date']}, {facts['commit']}"
 
 
 def table(known, kind, cases):
