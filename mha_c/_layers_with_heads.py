@@ -208,7 +208,7 @@ class NumpyLayer(NumpyPart):
             parameters.grads.clear()
             _note_heads(layer, heads, self.num_heads, "_")
             self.num_heads = len(heads)
-            layer._plan = layer._record = None
+            parameters.plan = layer._record = None
 
 
 class TorchLayer:

@@ -82,7 +82,7 @@ LOOKS_AHEAD = (
 class RotatesHeads(DecodingLayer):
     """What both layers share: heads that are rotated on request, and of which a query without keys gets 0."""
 
-    _by_head = True
+    _by_head = _turns = True
     _num_kv_heads: int
     _dropout = Dropout(0)  # also of a pickle of an earlier version
     _empty_rows = "zero"
@@ -99,10 +99,6 @@ class RotatesHeads(DecodingLayer):
     def num_heads(self) -> int:
         """Heads of queries."""
         return self._num_heads
-
-    @property
-    def _turns(self) -> bool:  # type: ignore[override]
-        return self.rope
 
     def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
         return turn_of_steps(first, n_steps, self._head_dim, dtype) if self.rope else None

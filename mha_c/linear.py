@@ -107,14 +107,16 @@ class State:
 class Parameters:
     """All projections of one layer by name, in torch's order; `states` is replaced as a whole only.
 
-    `grads` holds the gradients since `zero_grad`, by torch's names.  Copies and pickles of a layer have no gradients.
+    `grads` holds the gradients since `zero_grad`, by torch's names, `plan` what the last call made of `states`
+    (`_layer/plan.py`).  Copies and pickles of a layer have neither.
     """
 
-    __slots__ = ("dtype", "grads", "lock", "states")
+    __slots__ = ("dtype", "grads", "lock", "plan", "states")
 
     def __init__(self, dtype: DType, states: States) -> None:
         self.dtype, self.states = dtype, states
         self.grads: dict[str, Array] = {}
+        self.plan: Any = None
         self.lock = threading.RLock()  # for writers; a reader reads `states` once and needs no lock
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -83,7 +83,7 @@ class AttentionLayer(Planned, Viewable):
     _num_heads = 1  # the columns of the projected features are split into so many heads
     _num_kv_heads: Optional[int] = None  # heads of keys and values; None: as many
     _by_head = False  # whether attention_weights has an axis for the heads
-    _turns = False  # whether projected queries and keys are rotated by their positions
+    _turns = False  # whether projected queries and keys may be rotated by their positions: `_turn` says by what
     _child: Optional[AttentionLayer] = None  # an inner layer that shows the weights of the last call too
     _record: Optional[Record] = None
 
@@ -91,7 +91,7 @@ class AttentionLayer(Planned, Viewable):
         self._dropout = Dropout(dropout)
         self._empty_rows = scalars.empty_rows(empty_rows)
         super().__init__(states, dtype, rng)
-        # (saved by the core, whether tensors went in, and an Inputs, or its elements, where these are small)
+        # (saved by the core, whether tensors went in, and the elements of an Inputs where these are small)
         self._last: Optional[tuple[Any, ...]] = None
         self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
 
@@ -118,7 +118,8 @@ class AttentionLayer(Planned, Viewable):
     ) -> Any:  # fmt: skip
         """Compute the layer; the help of its class lists what a call takes."""
         # A small call takes two microseconds, so the whole call with plain arrays, in evaluation, is here.
-        plan = self._plan
+        parameters = self._parameters
+        plan = parameters.plan
         try:
             if (
                 type(queries) is type(keys) is type(values) is ndarray
@@ -129,11 +130,11 @@ class AttentionLayer(Planned, Viewable):
                 and (keep_mask is None or (self._by_head and type(keep_mask) is ndarray and keep_mask.dtype == bool))
                 and plan is not None
                 and plan.dtype is queries.dtype
-                and plan.states is plan.parameters.states
+                and plan.states is parameters.states
                 and not misnamed
             ):
                 options = None
-                if causal is not False or keep_mask is not None or self._turns:
+                if causal is not False or keep_mask is not None or plan.turns:
                     options = self._options(queries, keys, causal, keep_mask)
                 try:  # weights that are packed for another instruction set, the core itself refuses
                     if self.training:
@@ -148,7 +149,7 @@ class AttentionLayer(Planned, Viewable):
                     if queries.size <= SMALL and (
                         queries is keys is values or (keys.size <= SMALL and values.size <= SMALL)
                     ):
-                        self._last = saved, False, (queries, keys, values, valid_lens, options)
+                        self._last = saved, False, queries, keys, values, valid_lens, options
                     else:
                         self._last = saved, False
                     if plan.child is not None:
@@ -232,13 +233,14 @@ class AttentionLayer(Planned, Viewable):
         seed = partial(scalars.draw_seed, self._rng) if p else 0  # drawn behind all checks: a refused call draws none
         out, kept = layer_forward(*inputs, lens, *plan.in_core, p, seed, True, options)
         kept = Kept._make(kept)
-        turn = options[3] if self._turns else None
+        turn = options[3] if options is not None and len(options) > 3 else None
         self._record = Record(plan, inputs, turn, out, kept, p, as_tensor)
         return self._finish(out, kept.for_weights(), as_tensor, Inputs(*inputs, lens, options))
 
     def _finish(self, out: Array, saved: tuple[Any, ...], as_tensor: bool, inputs: Optional[Inputs] = None) -> Any:
-        small = inputs is not None and all(x.size <= SMALL for x in inputs[:3])
-        self._last = (saved, as_tensor, inputs) if small else (saved, as_tensor)
+        if inputs is not None and any(x.size > SMALL for x in inputs[:3]):
+            inputs = None
+        self._last = saved, as_tensor, *(inputs or ())
         if self._child is not None:
             self._child._last = saved, as_tensor
         return like_input(out, True) if as_tensor else out
@@ -253,7 +255,7 @@ class AttentionLayer(Planned, Viewable):
         w_v = None if scorer is None else scorer[0].astype(dtype)
         heads = self._num_heads if self._num_kv_heads is None else (self._num_heads, self._num_kv_heads)
         in_core = self._packed(states, dtype), w_v, heads, self._empty_rows
-        return Plan(queries.dtype, states, isa(), in_core, self._parameters, self._child)
+        return Plan(queries.dtype, states, isa(), in_core, self._turns, self._child)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -264,7 +266,7 @@ class AttentionLayer(Planned, Viewable):
     @property
     def _inputs(self) -> Any:
         """The elements of an Inputs: what the last call was given; None where it was large, and in a copy."""
-        return self._last[2] if self._last is not None and len(self._last) > 2 else None
+        return (self._last or ())[2:] or None
 
     def _weights(self) -> tuple[Array, bool]:
         """(weights of the last call (B, H, Q, K) in new memory, whether the inputs were tensors)."""

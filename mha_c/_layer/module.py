@@ -118,8 +118,7 @@ class Trained:
         return ()
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = "_plan", "_record"
-        state = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        state = {name: value for name, value in self.__dict__.items() if name != "_record"}
         return {**state, "_shown": {}} if "_shown" in state else state
 
 

@@ -14,7 +14,7 @@ from .module import Layer
 
 if TYPE_CHECKING:
     from .._types import Array
-    from ..linear import Parameters, States
+    from ..linear import States
 
 NO_WAY_BACK = (
     "the last call in training mode was given projected keys, through which no gradient reaches W_k: give it the keys "
@@ -27,7 +27,7 @@ class Plan:
     changes."""
 
     # Read faster than a NamedTuple's.
-    __slots__ = ("child", "dtype", "in_core", "isa", "of_cache", "parameters", "states")
+    __slots__ = ("child", "dtype", "in_core", "isa", "of_cache", "states", "turns")
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Plan:
         states: States,
         isa: str,
         in_core: tuple[Any, Any, Any, Any],
-        parameters: Parameters,
+        turns: bool,
         child: Optional[Any],
     ) -> None:
         self.dtype, self.states, self.isa = dtype, states, isa  # the plan is valid for these
         self.in_core = in_core  # the projections of queries, keys, values, result; w_v; number of heads; empty_rows
-        self.parameters = parameters  # has the current states
+        self.turns = turns  # the layer's `_turns`
         self.child = child  # the inner layer, which shows the attention weights too
         self.of_cache: Optional[tuple[Any, ...]] = None  # the numbers that project its rows, once a cache has asked
 
@@ -48,42 +48,42 @@ class Plan:
         """The plan of a call whose keys or values have been through W_k or W_v already."""
         packed = zip(BOOK_NAMES, self.in_core[0])
         left = tuple(None if name in projections else projection for name, projection in packed)
-        return Plan(self.dtype, self.states, self.isa, (left, *self.in_core[1:]), self.parameters, self.child)
+        return Plan(self.dtype, self.states, self.isa, (left, *self.in_core[1:]), self.turns, self.child)
 
 
 class Planned(Layer):
-    """A layer whose calls follow a plan, which `_make_plan` makes."""
+    """A layer whose calls follow a plan, which `_make_plan` makes; the last call's is kept with the parameters."""
 
     _roles: tuple[str, ...] = BOOK_NAMES  # names of the four projections
-    _plan: Optional[Plan] = None
 
     def _make_plan(self, queries: Array, states: States) -> Plan:
         raise NotImplementedError
 
     def _current_plan(self, queries: Array) -> Optional[Plan]:
         """The plan for inputs of this type; None while a size is not known."""
-        plan, states = self._plan, self._parameters.states
+        parameters = self._parameters
+        plan, states = parameters.plan, parameters.states
         if plan is None or plan.dtype is not queries.dtype or plan.states is not states or plan.isa != isa():
-            if self._parameters.is_open():
+            if parameters.is_open():
                 return None
-            plan = self._plan = self._make_plan(queries, states)
+            plan = parameters.plan = self._make_plan(queries, states)
         return plan
 
     def _with_plan(self, inputs: tuple[Array, ...], check: Callable[[Plan], Any], run: Callable[[Plan], Any]) -> Any:
         """run(plan).  While a size is not known, check(plan) comes first, with weights of 0: a call that it refuses
         sets no size, and draws no numbers from a stream that others may draw from, too."""
+        parameters = self._parameters
         plan = self._current_plan(inputs[0])
         if plan is not None:
-            self._plan, out = self._run_packed(plan, inputs[0], run)
+            parameters.plan, out = self._run_packed(plan, inputs[0], run)
             return out
-        parameters = self._parameters
         with parameters.lock:
             states = parameters.states
             if parameters.is_open():  # else another thread has just set the sizes
                 self._run_packed(self._plan_of_zeros(inputs), inputs[0], check)
                 states = self._drawn(states, self._features(inputs))
             plan, out = self._run_packed(self._make_plan(inputs[0], states), inputs[0], run)
-            parameters.states, self._plan = states, plan
+            parameters.states, parameters.plan = states, plan
         return out
 
     def _run_packed(self, plan: Plan, queries: Array, run: Callable[[Plan], Any]) -> tuple[Plan, Any]:

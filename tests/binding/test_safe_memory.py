@@ -166,7 +166,7 @@ def test_weights_packed_for_others_are_packed_again(monkeypatch):
             module.load_state_dict(module.state_dict())  # the next call packs the weights anew
             selected.clear()
             outs.append(module(x, x, x, training=training))
-        plan = module._plan
+        plan = module._parameters.plan
         positional.set_isa(active)
         plan.isa = active  # packed for the others, and not known to be
         outs += [module(x, x, x), module.train()(x, x, x)]

@@ -203,7 +203,7 @@ def test_grouped_layers_of_an_earlier_version_show_their_weights():
     weights = layer.attention_weights
     q, k = (np.split(_core.linear(x, W), n, axis=2) for W, n in heads_of(layer))
     q, k = (np.stack(heads, axis=1) for heads in (q, k))
-    state = {name: value for name, value in vars(layer).items() if name not in ("_dropout", "_empty_rows", "_plan")}
+    state = {name: value for name, value in vars(layer).items() if name not in ("_dropout", "_empty_rows")}
     state["_last"] = Scores(q, k, None, core_options(q, k)), False
     old = type(layer).__new__(type(layer))
     old.__dict__.update(state, _shown={})
