@@ -233,6 +233,25 @@ def test_weights_of_children_are_one_tensor_for_all_readings():
     assert layer.attention_weights is not shown
 
 
+@pytest.mark.parametrize("first", ["attention", "layer"])
+def test_both_shapes_are_one_memory_whichever_is_read_first(first):
+    """Also to autograd, which counts changes: read without gradients, changed and used with them."""
+    layer = mt.MultiHeadAttention(8, 8, 8, 8, 2, 0.0).eval()
+    with torch.no_grad():
+        layer(*[torch.randn(3, 4, 8)] * 3)
+        if first == "attention":
+            flat, by_head = layer.attention.attention_weights, layer.attention_weights
+        else:
+            by_head, flat = layer.attention_weights, layer.attention.attention_weights
+    assert by_head.shape == (3, 2, 4, 4) and flat.shape == (6, 4, 4) and flat.is_leaf and by_head.is_leaf
+    second, factor = flat if first == "layer" else by_head, torch.tensor(2.0, requires_grad=True)
+    loss = (factor * (by_head if second is flat else flat)).sum()
+    second.add_(1)
+    assert torch.equal(flat.reshape(3, 2, 4, 4), by_head) and torch.equal(flat.sum(-1), torch.full((6, 4), 5.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_what_is_known_without_the_numbers_is_torchs_answer():
     layer, x, found = mt.MultiHeadAttention(10, 10, 10, 20, 5, 0.0), torch.randn(2, 51, 10), []
     with torch.no_grad():

@@ -5,6 +5,7 @@ The rules are those of mha_c's NumPy layers (`mha_c._decoder.caches`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
@@ -46,7 +47,7 @@ class Held(NamedTuple):
     def same(self, now: Held) -> bool:
         if self.states is None:
             return len(self.weights) == len(now.weights) and all(map(_equal, self.weights, now.weights))
-        return self.states == now.states and all(a is b for a, b in zip(self.weights, now.weights))
+        return self.states == now.states and all(map(operator.is_, self.weights, now.weights))
 
     def __reduce__(self) -> Any:
         changed = self.states is not None and self.states != tuple(map(_state, self.weights))

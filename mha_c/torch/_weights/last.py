@@ -21,7 +21,7 @@ from .lazy import Recipe, with_heads
 
 
 class OfCore(NamedTuple):
-    """What the core has kept, as arrays on the CPU."""
+    """What the core has kept, as arrays on the CPU, in the place of weights."""
 
     kept: Kept
 
@@ -35,11 +35,9 @@ class OfCore(NamedTuple):
         return "cpu"
 
     def is_ready(self) -> bool:
-        return self.kept.weights is not None
+        return False
 
     def computed(self) -> Tensor:
-        if self.kept.weights is not None:
-            return torch.from_numpy(self.kept.weights)
         return saved_weights(self.kept, torch.from_numpy)
 
 
@@ -95,12 +93,28 @@ class Last:
             _check_numbers(self.kept)
             if self._passes():
                 return self.numbers(heads)
-            with torch.inference_mode(False), torch.enable_grad():  # the modes of the call, not of the reader
+            found = self._as_kept(heads)
+        if found is None:
+            # The modes of the call, not of the reader; the first one switches gradients on, too.
+            with torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad():
                 found = self.recipe().shown(heads, self.source)
             # What leads to a graph is not kept: it lives as long as somebody reads it.
             shown = ref(found) if found.requires_grad else found
             self._tensors = {**(self._tensors or {}), heads: shown}
         return found
+
+    def _as_kept(self, heads: Optional[int]) -> Optional[Tensor]:
+        """Weights that the core has kept of a call in no graph, at the first reading: in the shape that is read, by no
+        operation of torch, so that the reader's modes change nothing."""
+        kept = self.kept
+        if not (self.source is self._recipe is None and type(kept) is tuple and kept[1] is not None):
+            return None
+        batch, own_heads, queries, keys = kept[1].shape
+        if heads not in (None, own_heads) or torch.is_inference_mode_enabled():
+            return None
+        shape = (batch * own_heads, queries, keys) if heads is None else kept[1].shape
+        recipe = self._recipe = Recipe(Computed(torch.from_numpy(kept[1].reshape(shape))), self.dtype)
+        return recipe.tensor()
 
     def numbers(self, heads: Optional[int]) -> Tensor:
         """The weights as `weights` has them, but a tensor of their own that is computed now."""
@@ -109,9 +123,11 @@ class Last:
     def recipe(self) -> Recipe:
         if self._recipe is None:
             kept = self.kept
-            if isinstance(kept, Computed):
+            if type(kept) in (tuple, Kept):
+                kept = OfCore(Kept(*kept)) if kept[1] is None else Computed(torch.from_numpy(kept[1]))
+            elif isinstance(kept, Computed):
                 kept = Computed(of_all_examples(kept.numbers).contiguous())
-            self._recipe = Recipe(OfCore(Kept(*kept)) if type(kept) in (tuple, Kept) else kept, self.dtype)
+            self._recipe = Recipe(kept, self.dtype)
         return self._recipe
 
     def _passes(self) -> bool:

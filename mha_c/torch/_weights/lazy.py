@@ -41,7 +41,7 @@ class Recipe:
             self._keep(kept.computed())
 
     def _keep(self, weights: Tensor) -> None:
-        self._tensor = weights.to(self._dtype)
+        self._tensor = weights if weights.dtype is self._dtype else weights.to(self._dtype)
         self._kept = None
 
     def tensor(self) -> Tensor:
@@ -156,14 +156,13 @@ class NumbersOf(Function):
 
 
 def with_heads(weights: Tensor, heads: Optional[int]) -> Tensor:
-    """(B, H, Q, K) as (B*H, Q, K) if heads is None; or with other heads, if a caller has folded them into the batch.
-    (B, Q, K), of a call without heads, as it is."""
-    if heads is None and weights.dim() == 3:
-        return weights
-    if heads is None or weights.shape[-3] != heads:
+    """(B, H, Q, K) or (B*H, Q, K): as the second if heads is None, else with these heads, others where a caller has
+    folded them into the batch.  (B, Q, K), of a call without heads, as it is."""
+    if weights.dim() > 3:
+        if weights.shape[-3] == heads:
+            return weights
         weights = weights.flatten(-4, -3)
-        return weights if heads is None else weights.unflatten(-3, (-1, heads))
-    return weights
+    return weights if heads is None else weights.unflatten(-3, (-1, heads))
 
 
 def computed(weights: Tensor) -> Tensor:
