@@ -74,6 +74,7 @@ def place_of(layer):
 CASES = [(name, word) for name, kind in KINDS.items() for word, x in values_of(kind).items() if not isinstance(x, str)]
 
 
+@pytest.mark.by_day("name", "word", "way")
 @pytest.mark.parametrize("way", [hooked, compiled, elsewhere], ids=lambda way: way.__name__)
 @pytest.mark.parametrize(("name", "word"), CASES)
 def test_a_keyword_means_the_same_in_another_way(name, word, way):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT, EMPTY = ROOT / "build" / "test-numpy", ROOT / "build" / "run"
-LEFT_OUT = "browser playground c_core packaging".split()  # what other programs or other builds are needed for
+# What other programs or other builds are needed for, and what is C alone.
+LEFT_OUT = "browser playground c_core packaging attention_in_c".split()
 
 
 def run(*command):
