@@ -1,6 +1,7 @@
 """The whole zoo of own_attention: modules that are converted and were read, beside the same ones as they were."""
 
 import copy
+import functools
 import warnings
 from collections.abc import Iterable
 
@@ -30,8 +31,10 @@ def tensors(value):
     return [x for item in value for x in tensors(item)] if isinstance(value, Iterable) else []
 
 
+@functools.cache
 def drawn(name):
-    """(a converted module, the same as it was), with sizes set; and copies of them for `again`."""
+    """(a converted module, the same as it was), with sizes set, once in a process: the tests that ask for it call and
+    look, and change nothing; and copies of them for `again`."""
     make, calls = ZOO[name]
     torch.manual_seed(0)
     module = make()

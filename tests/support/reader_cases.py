@@ -27,17 +27,18 @@ def case(kind, script=None, name="", **options):
 
 
 def of_sizes(*sizes, rank=3, many=1, batch=2, features=32):
-    """A script: calls of these lengths, each three times, the inputs the same tensor or others."""
+    """A script: calls of these lengths, each three times, and once more when the others were called; the inputs the
+    same tensor or others."""
     sizes = sizes or (9, 3, 40)
 
     def script(m, see):
         m.eval()
-        for n in (*sizes, *sizes):
+        for n, calls in [*((n, see.thrice) for n in sizes), *((n, see.call) for n in sizes)]:
             shape = (n, features) if rank == 2 else (batch, n, features)
             xs = [torch.randn(shape) for _ in range(many)]
-            see.thrice(m, *xs)
+            calls(m, *xs)
             if many > 1:
-                see.thrice(m, *[xs[0]] * many)
+                calls(m, *[xs[0]] * many)
 
     return script
 
