@@ -31,10 +31,8 @@ def tensors(value):
     return [x for item in value for x in tensors(item)] if isinstance(value, Iterable) else []
 
 
-@functools.cache
 def drawn(name):
-    """(a converted module, the same as it was), with sizes set, once in a process: the tests that ask for it call and
-    look, and change nothing; and copies of them for `again`."""
+    """(a converted module, the same as it was), with sizes set; and copies of them for `again`."""
     make, calls = ZOO[name]
     torch.manual_seed(0)
     module = make()
@@ -48,6 +46,12 @@ def drawn(name):
         again_in_both_modes(module, args, named)
     COPIES[name] = copy.deepcopy((module, twin))
     return module, twin
+
+
+@functools.cache
+def drawn_once(name):
+    """The same in each process once, for tests that call and look, and change nothing."""
+    return drawn(name)
 
 
 def again_in_both_modes(module, args, named):

@@ -18,7 +18,7 @@ import needs
 import own_attention
 import own_lookalikes_more  # noqa: F401
 import own_self_attention
-from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
+from converted import TOLERANCE, ZOO, drawn_once, of_the_zoo, split, tensors
 from own_lookalikes import LOOKALIKES
 
 pytestmark = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
@@ -57,7 +57,7 @@ def test_the_zoo_is_large():
 
 @pytest.mark.parametrize("name", ZOO)
 def test_same_outputs_gradients_and_weights(name):
-    module, twin = drawn(name)
+    module, twin = drawn_once(name)
     for call in ZOO[name][1]:
         args, named = split(call)
         results = []
@@ -85,7 +85,7 @@ def test_same_outputs_gradients_and_weights(name):
 
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_computes_what_is_one_layer(name):
-    module, _ = drawn(name)
+    module, _ = drawn_once(name)
     for call in ZOO[name][1]:
         args, named = split(call)
         with torch.no_grad():
@@ -95,7 +95,7 @@ def test_the_core_computes_what_is_one_layer(name):
 
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in CORE])
 def test_what_is_left_has_a_reason(name):
-    module, _ = drawn(name)
+    module, _ = drawn_once(name)
     rows = mt.report(module).as_dict()
     assert rows and all(row["reason"] for row in rows.values() if row["way"] == "left")
 
@@ -298,7 +298,7 @@ def test_dropout_acts_by_its_law():
     "name", ["MultiHeadAttention", "DotProductAttention", "AdditiveAttention", "GroupedQueryAttention"]
 )
 def test_cost_says_which_layer_has_the_same_sizes(name):
-    module, _ = drawn(name)
+    module, _ = drawn_once(name)
     with pytest.raises(TypeError, match="its own class: write") as told:
         mha_c.cost(module, 8)
     written = re.search(r"mha_c\.cost\((mha_c\.torch\..*), \.\.\.\)", str(told.value))[1]
