@@ -46,8 +46,11 @@ CORE = (
     "MultiQueryAttention", "TimeFirst", "FusedCausal", "DropoutOfANumber", "Undecorated", "NotKept",
     "KeyPadding", "WithLayerPast", "ByGenerators", "HeadsLast", "Head", "CausalSelfAttention",
     "VisionAttention", "ToQkv", "CausalAttention", "CausalHeads", "FromSettings", "MaskNeeded",
-    "TensorScale", "WithTemperature", "SelfOrCross", "ValuesBeforeKeys", "InANamedTuple", "InADict", "HiddenPadding",
-    "MultiheadAttention",  # the last eight return their weights: the core's in evaluation alone
+    "VectorOfScores", "ParametersOfHeads", "EinsumThenLinear", "BiasesBeside", "RotatedAndShared",
+    "RotatedAsComplexNumbers", "FrequenciesAreGiven", "CosinesAreGiven", "OneProjectionOfGroups", "TablesByLongNames",
+    "MaskOfPairs", "AsTorchHasIt", "TensorScale", "WithTemperature",
+    "SelfOrCross", "ValuesBeforeKeys", "InANamedTuple", "InADict", "HiddenPadding",
+    "MultiheadAttention",  # the last ten return their weights: the core's in evaluation alone
 )  # fmt: skip
 
 

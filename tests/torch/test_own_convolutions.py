@@ -141,4 +141,4 @@ class Turned(nn.Module):
 def test_what_is_done_behind_a_projection_is_not_said_to_come_before_it():
     module = mt.convert(Turned())
     module(torch.randn(2, 5, FEATURES))
-    assert "stack makes the queries" in mt.report(module).as_dict()[""]["reason"]
+    assert "queries or keys alone are rotated" in mt.report(module).as_dict()[""]["reason"]

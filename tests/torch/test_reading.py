@@ -11,7 +11,7 @@ torch = needs.module("torch")
 
 import converted  # noqa: E402
 from mha_c.torch._reading.attention import Attention, attentions  # noqa: E402
-from mha_c.torch._reading.graph import Reason, Value, walked  # noqa: E402
+from mha_c.torch._reading.graph import Value, walked  # noqa: E402
 from mha_c.torch._reading.reading import read, why_not  # noqa: E402
 from mha_c.torch._reading.sizes import Axis  # noqa: E402
 from own_attention import ZOO  # noqa: E402
@@ -91,18 +91,12 @@ def test_a_module_that_a_call_makes_is_read_after_something_was_compiled(monkeyp
     assert reading.refused is None
 
 
-OF_JOINED = "AttentionOfATranslator", "VectorOfScores", "TranslatorWithMask"  # tanh of one projection of both, joined
-
-
 def test_attention_is_found_in_right_classes(one_of_the_zoo):
     module, calls = one_of_the_zoo
     for call in calls:
         args, named = converted.split(call)
         _, reading = read(module, tuple(args), named)
         found = attentions(reading)
-        if type(module).__name__ in OF_JOINED:
-            assert [x.line is not None for x in found if isinstance(x, Reason)]
-            continue
         assert found and all(isinstance(x, Attention) for x in found)
         assert reading.holds_for(reading.sizes())
         for x in found:

@@ -16,6 +16,7 @@ from .._reading.graph import Line, Node, Reading, Reason, Value, walked
 from .._reading.masks import Mask
 from .._reading.products import Projected, contraction_of
 from .._reading.sizes import formula_of
+from .._reading.turns import Turn
 from .letters import axes_of_source, letters_of, seen_through, view_of
 
 if TYPE_CHECKING:
@@ -69,11 +70,13 @@ class ResultTensor(NamedTuple):
     what      "out", "weights", "dropped"
     letters   of its axes
     attached  whether gradients flow back from it
+    averaged  whether weights are the mean of those of the heads
     """
 
     what: str
     letters: str
     attached: bool = True
+    averaged: bool = False
 
 
 class CoreCall(NamedTuple):
@@ -91,7 +94,7 @@ class CoreCall(NamedTuple):
     empty_rows      what a query without keys gets
     some_empty      whether the lines give it something else, as hidden scores become several numbers
     softcap, sinks
-    turns           of queries and keys
+    turn            None, or the rotary positions of queries and keys
     dropout         the rate of the weights, as the call was: 0 in evaluation
     out_dropout     of the output
     result          the structure of what it gives, with a ResultTensor in the place of each tensor
@@ -113,7 +116,7 @@ class CoreCall(NamedTuple):
     some_empty: bool
     softcap: Any
     sinks: Optional[Value]
-    turns: tuple[Any, Any]
+    turn: Optional[Turn]
     dropout: float
     out_dropout: float
     result: Any
@@ -189,7 +192,7 @@ class _Fitted:
             w_v=one.w_v, heads=_number(one.queries.heads), kv_heads=_number(one.keys.heads),
             scale=self._scale(), masks=masks, causal=causal, window=window, empty_rows=self._empty_rows(),
             some_empty=self._hides_by_several(),
-            softcap=_plain(one.softcap), sinks=one.sinks, turns=(one.queries.turn, one.keys.turn),
+            softcap=_plain(one.softcap), sinks=one.sinks, turn=self._turn(),
             dropout=one.dropout, out_dropout=out_dropout, result=result, kept=kept,
             line=one.line,
         )  # fmt: skip
@@ -236,6 +239,21 @@ class _Fitted:
         if width is None or abs(one.scale * width**0.5 - 1) >= _NEAR:  # of formulas a condition of the reading
             return one.scale
         return None
+
+    def _turn(self) -> Optional[Turn]:
+        one: Any = self.one
+        if one.values.turn is not None:
+            raise Left("values are rotated, too", one.values.turn.line)
+        turn, other = one.queries.turn, one.keys.turn
+        if turn is None and other is None:
+            return None
+        if turn is None or other is None:
+            raise Left("queries or keys alone are rotated", (turn or other).line)
+        if one.kind == "additive":
+            raise Left("queries and keys of additive scores are rotated", turn.line)
+        if not turn.is_like(other):
+            raise Left("queries and keys are rotated by different tables", other.line)
+        return turn
 
     def _masks(self) -> tuple[tuple[Mask, ...], Optional[Corner], Any]:
         masks: list[Mask] = []
@@ -292,6 +310,7 @@ class _Fitted:
 
     def _given(self, value: Value) -> ResultTensor:
         one, attached, start = self.one, True, value
+        averaged: Optional[Node] = None
         path: list[Node] = []
         ends = {id(x): what for x, what in ((one.dropped, DROPPED), (one.weights, WEIGHTS), (one.output, OUT)) if x}
         while id(value) not in ends:
@@ -304,20 +323,26 @@ class _Fitted:
             if before is None and node.name == "dropout":
                 before = node.values()[0]
                 self.behind.append(node)
+            if before is None and node.name == "mean" and one.weights is not None:
+                before, averaged = node.values()[0], node
             if before is None:
                 raise Left(_what_follows(node), node.line)
             value = before
             path.insert(0, node)
         what = ends[id(value)]
+        if averaged is not None and what == OUT:
+            raise Left(_what_follows(averaged), averaged.line)
         if what is not OUT:
             letters = seen_through(short(one.weights_axes, "k"), path)
+            if averaged is not None and "h" in letters:
+                raise Left(_what_follows(averaged), averaged.line)
         elif value is start:
             letters = short(one.output_axes)
         else:
             letters = letters_of(start, self.meanings)
         if "?" in letters or len(letters) != len(start.shape):
             raise Left("its result's axes could not be told", one.line)
-        return ResultTensor(what, letters, attached)
+        return ResultTensor(what, letters, attached, averaged is not None)
 
     def _kept(self) -> tuple[tuple[str, str, Any], ...]:
         found = []
@@ -329,7 +354,8 @@ class _Fitted:
                 structure = self._structure(effect.value)
             except Left:
                 structure = None
-            if self.behind or not isinstance(structure, ResultTensor) or structure.what == OUT:
+            shows = isinstance(structure, ResultTensor) and structure.what != OUT and not structure.averaged
+            if self.behind or not shows:
                 raise Left(f"it keeps {effect.name}, which is not its weights", effect.line)
             self.behind = behind
             found.append((effect.path, effect.name, structure))

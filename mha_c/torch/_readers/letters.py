@@ -73,7 +73,9 @@ def seen_through(letters: str, nodes: list[Node]) -> str:
         before, after = (
             ["1" if formula_of(n) == 1 else "" for n in x.shape] for x in (node.values()[0], node.results[0])
         )
-        if node.name in TURNS:
+        if node.name == "mean":
+            letters = _without_heads(letters, node)
+        elif node.name in TURNS:
             if node.name not in PERMUTING:
                 return "?"
             letters = "".join(letters[i] for i in permutation(node.name, node.args, node.kwargs))
@@ -83,3 +85,14 @@ def seen_through(letters: str, nodes: list[Node]) -> str:
                 return "?"
             letters = "".join(one or rest.pop(0) for one in after)
     return letters
+
+
+def _without_heads(letters: str, node: Node) -> str:
+    """The letters of the mean over the axis of heads; "?" of any other mean."""
+    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    keep = node.args[2] if len(node.args) > 2 else node.kwargs.get("keepdim", False)
+    axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
+    if not isinstance(axis, int) or "dtype" in node.kwargs or letters[axis : axis + 1 or None] != "h":
+        return "?"
+    axis %= len(letters)
+    return letters[:axis] + "1" * bool(keep) + letters[axis + 1 :]

@@ -14,6 +14,7 @@ from .._call.records import AttentionCall, AttentionTensors, Options, Parameters
 from .._reading.graph import Reading
 from .._reading.sizes import Axis, plain
 from .._weights.last import Last, last_of
+from .angles import Angles
 from .arranging import arrangement, filled
 from .call_masks import CallMasks
 from .layer import DROPPED, OUT, CoreCall, Left, LeftWithGraph, ResultTensor
@@ -104,7 +105,7 @@ class ReadingPlan:
             raise Left(others, layer.line, _INSTEAD.get(others, ""))
         self.rows, self.parameters = parameters_of(layer)
         self.options = _Options(int(layer.heads), int(layer.kv_heads), layer.empty_rows)
-        self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows)
+        self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows or layer.turn)
         self.plain = self.plain and layer.heads == layer.kv_heads
         of_out = isinstance(layer.result, ResultTensor) and layer.result.what == OUT and layer.result.attached
         self.simple = of_out and not layer.kept and not layer.out_dropout
@@ -112,6 +113,7 @@ class ReadingPlan:
         self._leave_what_is_slower()
         axes = "bqk" if not on_heads and not self.whole else "bhqk"
         self.masks = CallMasks(layer, self.names, self.places[0], axes)
+        self.angles = None if layer.turn is None else Angles(layer, self.names)
 
     def _leave_what_is_slower(self) -> None:
         """Left where the core gives no gain at any size, by what was measured."""
@@ -150,7 +152,7 @@ class ReadingPlan:
         """What one call of a layer has not, in words; "" where it has all."""
         layer = self.layer
         for words, there in (
-            ("heads are rotated", any(layer.turns)), (_SCALED, layer.scale is not None),
+            (_SCALED, layer.scale is not None),
             (_CAPPED, layer.softcap is not None), ("more scores take part in the sum", layer.sinks is not None),
         ):  # fmt: skip
             if there:
@@ -227,7 +229,8 @@ class ReadingPlan:
         lens = options = None
         if not self.plain:
             lens, keep, bias = self.masks.of(tensors, inputs)
-            options = new_record(Options, (self.layer.causal, keep, bias, None, self.rows))
+            angles = self.angles and self.angles.of(tensors, self.masks.sizes(tensors), inputs)
+            options = new_record(Options, (self.layer.causal, keep, bias, angles, self.rows))
         out = core.call(self.options, (parts, box, rate, None), inputs, lens, None, options=options)
         return CoreResult(out, box["_last"], self.options.num_heads)
 
@@ -270,14 +273,15 @@ class ReadingPlan:
     def shown(self, given: ResultTensor, found: CoreResult, later: bool = False) -> Tensor:
         """What a call gives in one place of its result.  later: weights may be computed when they are read."""
         if given.what != OUT:
-            last, by_heads = found.last, "h" in given.letters
+            last, by_heads = found.last, "h" in given.letters or given.averaged
             assert last is not None
             if later and not (given.what == DROPPED and self.layer.dropout):
                 weights = last.weights(found.heads if by_heads else None)
             else:
                 with torch.set_grad_enabled(given.attached and torch.is_grad_enabled()):
                     weights = self._weights(given, found, last)
-            turned = arrangement("bhqk" if by_heads else "bqk", given.letters.replace("f", "b"))
+            weights = weights.mean(1) if given.averaged else weights
+            turned = arrangement("bhqk" if by_heads and not given.averaged else "bqk", given.letters.replace("f", "b"))
             weights = weights if turned is None else turned(weights)
             return weights if given.attached else weights.detach()
         back = self.back[given]
@@ -286,7 +290,7 @@ class ReadingPlan:
 
     def _weights(self, given: ResultTensor, found: CoreResult, last: Last) -> Tensor:
         """The weights as a tensor of their own, as the values met them if they are given after dropout."""
-        by_heads = "h" in given.letters
+        by_heads = "h" in given.letters or given.averaged
         done = last.source.call if given.what == DROPPED and self.layer.dropout and last.source is not None else None
         drop = None if done is None else core_dropout(done.dropout, done.seed)
         if drop is None:

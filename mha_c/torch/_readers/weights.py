@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -10,8 +10,12 @@ from torch import Tensor
 
 from ..._layer.description import BOOK_NAMES
 from .._call.records import Parameters
+from .._reading.graph import Value
 from .._reading.products import Projected, Rows
 from .layer import CoreCall
+from .replaying import Replay
+
+_AS_LINEAR = ((0,), (1,))
 
 
 def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
@@ -20,28 +24,35 @@ def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
     given = dict(zip(BOOK_NAMES, layer.projections))
     rows = _joint(layer.projections[:3])
     if rows is not None:
-        W, b = (parts[0].value if parts else None for parts in layer.projections[0][:2])  # type: ignore[index]
-        whole = Projected((Rows(W, range(int(W.shape[0]))),), (Rows(b, range(int(b.shape[0]))),) if b else (), ())  # type: ignore[union-attr,arg-type]
+        first: Any = layer.projections[0]
+        W, bias = first.weight[0].value, ()  # type: Any, Any
+        if first.bias:
+            b = first.bias[0].value
+            bias = (Rows(b, range(int(b.shape[0])), ins=()),)
+        whole = Projected((Rows(W, range(int(W.shape[0]))),), bias, ())
         given.update(dict.fromkeys(BOOK_NAMES[:3], whole))
     plain = all(x is None or _is_whole(x) for x in given.values())
-    plain = plain and (layer.w_v is None or (len(layer.w_v.shape) == 2 and layer.w_v.shape[0] == 1))
+    plain = plain and (
+        layer.w_v is None or (layer.w_v.node is None and len(layer.w_v.shape) == 2 and layer.w_v.shape[0] == 1)
+    )
+
+    parts = {name: x and (_joined(x.weight, 2), x.bias and _joined(x.bias, 1)) for name, x in given.items()}
 
     def made() -> Parameters:
         found: dict[str, Any] = {}  # a view of a weight is another one in each graph
-        for name, projected in given.items():
-            if projected is not None:
-                found[name] = _joined(projected.weight, 2)
-                found[f"b_{name[2:]}"] = _joined(projected.bias, 1) if projected.bias else None
+        for name, part in parts.items():
+            if part is not None:
+                found[name], found[f"b_{name[2:]}"] = part[0](), part[1]() if part[1] else None
         if layer.w_v is not None:
-            w_v = layer.w_v.tensor
-            found["w_v"] = w_v if plain else w_v.reshape(1, -1)  # type: ignore[union-attr]
+            w_v = _tensor_of(layer.w_v)
+            found["w_v"] = w_v if plain else w_v.reshape(1, -1)
         return Parameters(**found)
 
     if plain:
         return rows, made()
-    parts = [part for x in given.values() if x is not None for part in (x.weight, x.bias)]
-    viewed = layer.w_v is None and all(len(x) <= 1 and all(isinstance(y.rows, range) for y in x) for x in parts)
-    return rows, (_Viewed(made, [x[0].value.tensor for x in parts if x]) if viewed else made)
+    every = [part for x in given.values() if x is not None for part in (x.weight, x.bias)]
+    viewed = layer.w_v is None and all(len(x) <= 1 and all(_is_viewed(y) for y in x) for x in every)
+    return rows, (_Viewed(made, [x[0].value.tensor for x in every if x]) if viewed else made)
 
 
 class _Viewed:
@@ -68,7 +79,7 @@ def _joint(projections: Any) -> Any:
     first = projections[0]
     for each in projections:
         weight = each.weight[0]
-        if weight.columns or len(weight.value.shape) != 2 or weight.value is not first.weight[0].value:
+        if weight[2:] != (*_AS_LINEAR, None) or weight.value is not first.weight[0].value:
             return None
         if [x.value for x in each.bias] != [x.value for x in first.bias]:
             return None
@@ -87,27 +98,50 @@ def _is_whole(projected: Projected) -> bool:
 
 
 def _is_all(rows: Rows) -> bool:
-    own = rows.value.shape[1 if rows.columns else 0]
-    everything = isinstance(rows.rows, range) and (rows.rows.start, rows.rows.stop, rows.rows.step) == (0, int(own), 1)
-    return everything and not rows.columns and len(rows.value.shape) <= 2
+    """Whether it is a whole parameter, as a Linear has it."""
+    value, as_bias = rows.value, (rows.outs, rows.ins) == ((0,), ())
+    if value.node is not None or rows.cut or not (as_bias or rows[2:4] == _AS_LINEAR) or len(value.shape) > 2:
+        return False
+    return _has_all(rows.rows, int(value.shape[0]))
 
 
-def _joined(parts: tuple[Rows, ...], rank: int) -> Tensor:
-    found = [_rows(part, rank) for part in parts]
-    return found[0] if len(found) == 1 else torch.cat(found)
+def _has_all(rows: Any, number: int) -> bool:
+    return isinstance(rows, range) and (rows.start, rows.stop, rows.step) == (0, number, 1)
 
 
-def _rows(part: Rows, rank: int) -> Tensor:
-    """(outputs, inputs), or (outputs,)."""
-    x: Any = part.value.tensor
-    if part.columns:
-        x = x.t()
-    if rank == 2 and x.dim() > 2:  # a convolution of one step
-        x = x.flatten(1)
-    if _is_all(part._replace(columns=False)) and not part.columns:
-        return x
-    if isinstance(part.rows, range) and part.rows.step == 1:
-        return x[part.rows.start : part.rows.stop]
-    if isinstance(part.rows, range):
-        return x[part.rows.start : part.rows.stop : part.rows.step]
-    return x[list(part.rows)]
+def _joined(parts: tuple[Rows, ...], rank: int) -> Callable[[], Tensor]:
+    """What makes one tensor of parts."""
+    makes = [_rows(part, rank) for part in parts]
+    return makes[0] if len(makes) == 1 else lambda: torch.cat([make() for make in makes])
+
+
+def _rows(part: Rows, rank: int) -> Callable[[], Tensor]:
+    """What makes (outputs, inputs), or (outputs,)."""
+    value, rows, outs, ins, cut = part
+    total = 1
+    for axis in outs:
+        total *= int(value.shape[axis])
+    order = (*outs, *ins, *(i for i in range(len(value.shape)) if i not in outs + ins))
+    turned, shape = order != (*range(len(order)),), (total, -1)[:rank]
+    picked = None if isinstance(rows, range) else torch.tensor(rows)
+    every, fits = _has_all(rows, total), len(outs + ins) == rank == len(value.shape)
+
+    def made() -> Tensor:
+        x = _tensor_of(value)
+        x = x.permute(order) if turned else x
+        x = x if fits else x.reshape(shape)
+        x = x if cut is None else x.narrow(1, *cut)
+        if every:
+            return x
+        return x[rows.start : rows.stop : rows.step] if picked is None else x.index_select(0, picked)
+
+    return made
+
+
+def _tensor_of(value: Value) -> Any:
+    return value.tensor if value.node is None else Replay({}).value(value)
+
+
+def _is_viewed(part: Rows) -> bool:
+    """Whether it is a view of a parameter's memory."""
+    return isinstance(part.rows, range) and part.value.node is None and len(part.outs + part.ins) <= 2

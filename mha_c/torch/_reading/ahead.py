@@ -7,7 +7,7 @@ from typing import Any, Optional
 from .found import Operand
 from .graph import Node, Value
 from .masks import Unclear, _letters
-from .products import Contraction, Projected, contraction_of, projection_of, rows_of
+from .products import Contraction, Projected, contraction_of, projection_of
 from .views import Mixes, View
 
 
@@ -151,19 +151,24 @@ class Output:
         ):
             result, node = follower.results[0], follower
         found = projection_of(self.finder.views, result)
-        if found is None or found.source is not self.value or found.features >= len(self.axes):
+        if found is None or found.source is not self.value or max(found.features) >= len(self.axes):
             return
-        if self.axes[found.features] not in ("hd", "d"):
+        letters = [self.axes[i] for i in found.features]
+        if letters == ["d", "h"]:
+            found, letters = found._replace(ins=found.ins[::-1]), ["h", "d"]
+        if letters not in (["hd"], ["d"], ["h", "d"]) or len(found.result_features) != 1 or found.ones:
             return
-        n = int(result.shape[found.result_features])
-        weight = rows_of(found.weight, 1 - found.weight_in, list(range(n)))
-        bias = None if found.bias is None else rows_of(found.bias, 0, list(range(n)))
-        if weight is None or (found.bias is not None and bias is None):
+        places = [(i,) for i in range(int(result.shape[found.result_features[0]]))]
+        weight = found.weight_rows(places)
+        try:
+            bias = found.bias_rows(places)
+        except ValueError:
             return
-        lines = tuple(x.line for x in found.nodes)
-        self.projected = Projected((weight,), () if bias is None else (bias,), lines)
-        axes = [x for i, x in enumerate(self.axes) if i != found.features]
-        axes.insert(found.result_features, "c")
+        if weight is None:
+            return
+        self.projected = Projected((weight,), bias, tuple(x.line for x in found.nodes))
+        axes = [x for i, x in enumerate(self.axes) if i not in found.features]
+        axes.insert(found.result_features[0], "c")
         self.axes, self.value = tuple(axes), result
         self.nodes += found.nodes
         if len(result.users) == 1 and result.users[0].name == "dropout":

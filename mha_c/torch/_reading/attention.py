@@ -10,7 +10,7 @@ from .found import Attention, Operand
 from .graph import Node, Reading, Reason, Value
 from .masks import Mask, Masks, Unclear, _letters
 from .operands import Origin, times
-from .products import Contraction, Projected, Rows
+from .products import Contraction, Projected, Rows, side_by_side
 from .scores import Additive, Back, Walk
 from .sizes import formula_of
 from .tables import Tables
@@ -257,11 +257,11 @@ class _Finder:
         view = self.views.of(product.features)
         total = view.source.node.args[0]  # type: ignore[union-attr]
         made = total.node if isinstance(total, Value) else None
-        if made is None or made.name.rstrip("_") != "add" or len(made.values()) < 2:
-            words = "what is in the tanh is no sum of queries and keys"
-            if made is not None and made.name == "linear" and self._is_cat(made.values()[0]):
-                words = "one weight projects queries and keys side by side (cat), and the core has a weight for each"
-            raise Unclear(words, made or view.source.node)
+        both = None if made is None else side_by_side(self.views, total)
+        if made is None or (both is None and (made.name.rstrip("_") != "add" or len(made.values()) < 2)):
+            raise Unclear("what is in the tanh is no sum of queries and keys", made or view.source.node)
+        if both is not None and len(both) != 2:
+            raise Unclear("more than queries and keys are projected side by side", made)
         rank = len(total.shape)
         out = product.node.results[0]
         atoms = back.view.axes[axis]
@@ -270,11 +270,17 @@ class _Finder:
         if len(atoms) != 1 or len(along[atoms[0].axis or 0]) != 1:
             raise Unclear("the softmax does not go over keys", node)
         key_axis: Any = along[atoms[0].axis][0].axis  # type: ignore[index]
-        a, b = made.values()[:2]
+        a, b = made.values()[:2] if both is None else both
         sides = []
         for x in (a, b):
-            shape = (1,) * (rank - len(x.shape)) + tuple(x.shape)
-            sides.append([self.views.size(n) for n in shape])
+            if isinstance(x, Value):
+                shape = (1,) * (rank - len(x.shape)) + tuple(x.shape)
+                sides.append([self.views.size(n) for n in shape])
+            else:  # what is projected side by side is repeated along the other's axes
+                places = self.views.of(x.source).axes
+                there = [any(atom.axis is not None for atom in atoms) for atoms in places]
+                there[x.features[0]] = True
+                sides.append([self.views.size(n) if i else ONE for n, i in zip(total.shape, there)])
         keys_first = sides[0][key_axis] != ONE
         if keys_first and sides[1][key_axis] != ONE:
             raise Unclear("queries hang on the place of the key", made)
@@ -293,8 +299,11 @@ class _Finder:
         rest = [x for x in names if x[0] == "x"]
         found = []
         for x, sizes in ((q, q_sizes), (k, k_sizes)):
-            own = [n if s != ONE else "" for n, s in zip(names, sizes)][rank - len(x.shape) :]
-            found.append(self.operand(x, own, rest))
+            own = [n if s != ONE else "" for n, s in zip(names, sizes)]
+            if isinstance(x, Value):
+                found.append(self.operand(x, own[rank - len(x.shape) :], rest))
+            else:
+                found.append(Origin(self, total, own, x).operand(rest))
         letters = []
         for i in range(len(out.shape)):
             place: list[Any] = []
@@ -303,13 +312,6 @@ class _Finder:
                 place.append((name if name[0] != "x" else "b", atom.size))
             letters.append(place)
         return found[0][0], found[1][0], letters, product.weight, 1.0
-
-    def _is_cat(self, value: Value) -> bool:
-        try:
-            node = self.views.of(value).source.node
-        except Mixes:
-            return False
-        return node is not None and node.name == "cat"
 
     # --- torch's own ----------------------------------------------------------------------------------------
 

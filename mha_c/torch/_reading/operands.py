@@ -7,7 +7,7 @@ from typing import Any, Optional
 from .found import Operand
 from .graph import Node, Value
 from .masks import Unclear
-from .products import Projected, Projection, composed, projection_of, rows_of
+from .products import Projected, Projection, composed, projection_of
 from .sizes import Ratio, Size
 from .turns import Turn, turned
 from .views import ONE, View
@@ -28,14 +28,19 @@ def times(a: Any, b: Any) -> Any:
 class Origin:
     """Back from a side of a product: views, a scale, turns, casts, the projection, views of its source."""
 
-    def __init__(self, finder: Any, value: Value, letters: list[str]) -> None:
+    def __init__(self, finder: Any, value: Value, letters: list[str], projection: Optional[Projection] = None) -> None:
         self.finder, self.views, self.value, self.letters = finder, finder.views, value, letters
         self.scale: Any = 1.0
         self.turn: Optional[Turn] = None
+        self.turned_axes: list[Optional[int]] = []  # which axis of the side each axis of what is turned is
         self.nodes: list[Node] = []
         self.view = self.views.whole(value)
-        self.projection: Optional[Projection] = None
-        self._back()
+        self.projection = projection
+        if projection is None:
+            self._back()
+        else:  # a side of a product that is repeated for the other side
+            axes = tuple(atoms if letter else () for letter, atoms in zip(letters, self.view.axes))
+            self.view, self.nodes = self.view._replace(axes=axes), [*projection.nodes]
 
     def _back(self) -> None:
         while True:
@@ -74,26 +79,32 @@ class Origin:
         return False
 
     def _turned(self, source: Value) -> bool:
-        if self.turn is not None:
+        if self.turn is not None or self.letters.count("d") != 1:
             return False
-        found = turned(self.views, self.finder.tables, source)
+        axes, own, d = self.view.axes, self.views.whole(source).axes, self.letters.index("d")
+        front = len(own) - sum(1 for atoms in own if atoms and atoms[0] in axes[d])
+        if self.view.offsets or not axes[d] or axes[d] != tuple(atom for atoms in own[front:] for atom in atoms):
+            return False
+        found = turned(self.views, source, front)
         if found is None:
             return False
-        turn, before, nodes = found
-        self.turn = turn
+        self.turn, before, nodes = found
+        self.turned_axes = [axes.index(atoms) if atoms in axes and atoms else None for atoms in own[:front]]
         self.nodes += nodes
-        self.view = self.view._replace(source=before)
+        features = self.views.whole(before).axes[front]
+        self.view = self.view._replace(source=before, axes=(*axes[:d], features, *axes[d + 1 :]))
         return True
 
     def operand(self, rest: list[str]) -> tuple[Operand, list[list[Any]]]:
-        source, features = self.view.source, None
-        if self.projection is not None:
-            features = self.projection.result_features
-        elif self._d_axis() is not None:
-            features = self._d_axis()
+        source, d = self.view.source, self._d_axis()
+        features = self.projection.result_features if self.projection is not None else () if d is None else (d,)
         places, kinds = self._letters_of(features, rest)
         axes = tuple("".join(letter for letter, _ in place) for place in places)
         heads = self._heads(places)
+        if self.turn is not None:
+            letters = ["" if i is None else self.letters[i] if self.letters[i] in ("q", "k") else axes[i] for i in
+                       self.turned_axes]  # fmt: skip
+            self.turn = self.turn._replace(axes=tuple(letters))
         projected, kept, source_axes = None, source, self._along(kinds, source)
         if self.projection is not None:
             projected = self._rows(places)
@@ -107,7 +118,7 @@ class Origin:
                 return atoms[-1].axis
         return None
 
-    def _letters_of(self, features: Optional[int], rest: list[str]) -> Any:
+    def _letters_of(self, features: tuple[int, ...], rest: list[str]) -> Any:
         """The letters of each axis, with sizes; and {axis of the source: letters in their order}."""
         places: list[list[Any]] = []
         kinds: dict[int, list[tuple[int, str, Any]]] = {}
@@ -121,7 +132,7 @@ class Origin:
                     name = "r" if known in ("d", "") else known
                 elif known:
                     name = known
-                elif atom.axis == features:
+                elif atom.axis in features:
                     name = "h"
                 elif self.projection is None and seen_batch and self._is_heads(letter, rest):
                     name = "h"
@@ -155,32 +166,37 @@ class Origin:
         """Which rows of the weight the heads' features are, (h d)."""
         projection = self.projection
         assert projection is not None
-        axis = projection.result_features
-        start = self.view.offsets.get(axis, 0)
-        if any(i != axis for i in self.view.offsets):
+        axes = projection.result_features
+        if any(i not in axes for i in self.view.offsets):
             raise Unclear("a part of the inputs is left out", self.value.node)
-        heads = [
-            a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter != "d"
-        ]
-        features = [
-            a for letter, atoms in zip(self.letters, self.view.axes) for a in atoms if a.axis == axis and letter == "d"
-        ]
-        picked = [start]
-        for atom in [*heads, *features]:
-            if atom.size.formulas or atom.stride.formulas:
-                raise Unclear("features are cut in a way that hangs on the call's sizes", self.value.node)
-            picked = [x + i * atom.stride.number for x in picked for i in range(atom.size.number)]
-        weight = rows_of(projection.weight, 1 - projection.weight_in, picked)
-        bias = None if projection.bias is None else rows_of(projection.bias, 0, picked)
-        if weight is None or (projection.bias is not None and bias is None):
+        sides: Any = [], []  # the atoms of heads, of features
+        for letter, atoms in zip(self.letters, self.view.axes):
+            sides[letter == "d"].extend(atom for atom in atoms if atom.axis in axes)
+        if any(atom.size.formulas or atom.stride.formulas for side in sides for atom in side):
+            raise Unclear("features are cut in a way that hangs on the call's sizes", self.value.node)
+        heads = _spread([tuple(self.view.offsets.get(i, 0) for i in axes)], sides[0], axes)
+        within = _spread([(0,) * len(axes)], sides[1], axes)
+        if self.turn is not None:  # pairs that turn are neighbours in the core
+            within = [within[i] for i in self.turn.features]
+        picked = [tuple(map(sum, zip(one, other))) for one in heads for other in within]
+        weight = projection.weight_rows(picked)
+        try:
+            bias = projection.bias_rows(picked)
+        except ValueError:
+            weight = None
+        if weight is None:
             raise Unclear("rows of a weight are picked in a way that is not read", projection.nodes[0])
-        lines = tuple(node.line for node in projection.nodes)
-        return Projected((weight,), () if bias is None else (bias,), lines)
+        return Projected((weight,), bias, tuple(node.line for node in projection.nodes))
 
     def _source(self, projection: Projection, axes: tuple[str, ...]) -> tuple[Value, tuple[str, ...]]:
         """What was projected, behind views, and the letters of its axes."""
-        own = [x for i, x in enumerate(axes) if i != projection.result_features]
-        own.insert(projection.features, "c")
+        if len(projection.features) > 1:
+            raise Unclear("features of several axes are projected", projection.nodes[0])
+        rest = iter([x for i, x in enumerate(axes) if i not in projection.result_features])
+        own = [
+            "c" if i in projection.features else "" if i in projection.ones else next(rest)
+            for i in range(len(projection.source.shape))
+        ]
         view = self.views.of(projection.source)
         self.nodes += view.nodes
         found = [""] * len(view.source.shape)
@@ -194,6 +210,14 @@ class Origin:
         if view.offsets or any(len(atoms) > 1 for atoms in view.axes):
             return projection.source, tuple(own)
         return view.source, tuple(found)
+
+
+def _spread(places: Any, atoms: Any, axes: tuple[int, ...]) -> Any:
+    """The places, each moved along the atoms, the last the quickest."""
+    for atom in atoms:
+        which, stride = axes.index(atom.axis), atom.stride.number
+        places = [(*x[:which], x[which] + i * stride, *x[which + 1 :]) for x in places for i in range(atom.size.number)]
+    return places
 
 
 def _order(stride: Any) -> int:

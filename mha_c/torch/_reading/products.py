@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
 
+from .atoms import of_number
 from .graph import Line, Node, Value
 from .shapes import einsum_terms
 from .sizes import formula_of
@@ -99,16 +100,25 @@ def _sum_of_products(node: Node, product: Node) -> Optional[Contraction]:
 
 
 class Rows(NamedTuple):
-    """Some output features of a weight, or of a bias: which parameter (a leaf), and which of its rows, in this order.
+    """Some output features of a weight, or of a bias: which value, and which of its rows, in this order.
 
-    value      the parameter's Value
-    rows       a range, or a tuple of numbers
-    columns    of a weight: whether features are its columns, as in `x @ W`; a 1x1 convolution has rows
+    value      the Value: a parameter's leaf, or what is made of such alone
+    rows       a range, or a tuple of numbers, counted through the axes `outs`
+    outs, ins  its axes of output and of input features: ((0,), (1,)) of a Linear's, ((1,), (0,)) of `x @ W`; of a
+               bias `ins` is empty
+    cut        None, or (first, number) of the input features
     """
 
     value: Value
     rows: Any
-    columns: bool = False
+    outs: tuple[int, ...] = (0,)
+    ins: tuple[int, ...] = (1,)
+    cut: Optional[tuple[int, int]] = None
+
+    @property
+    def columns(self) -> bool:
+        """Whether features are columns, as in `x @ W`."""
+        return (self.outs, self.ins) == ((1,), (0,))
 
 
 class Projected(NamedTuple):
@@ -126,26 +136,47 @@ class Projected(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """A node that projects: `source` with its features on axis `features`; the result has them on `result_features`,
-    the
-    other axes in the same order.  The weight is a parameter (a View of it, of two axes: features out, features in)."""
+    """A node that projects: `source` with its features on some axes, and others that have size 1 (`ones`); the result
+    has them on `result_features`, the other axes in the same order.
+
+    weight   a View; `ins` and `outs` are its axes that go along those features
+    bias     a View, whose axes go along `result_features` in their order; or None
+    """
 
     source: Value
-    features: int
-    result_features: int
+    features: tuple[int, ...]
+    result_features: tuple[int, ...]
     weight: View
     bias: Optional[View]
     nodes: tuple[Node, ...]
-    weight_in: int = 1  # which axis of the weight's view are the features in
+    ins: tuple[int, ...] = (1,)
+    outs: tuple[int, ...] = (0,)
+    ones: tuple[int, ...] = ()
+
+    def weight_rows(self, picked: Any) -> Optional[Rows]:
+        """The rows that have these features, each (a number for each of `result_features`)."""
+        return rows_of(self.weight, self.outs, self.ins, picked)
+
+    def bias_rows(self, picked: Any) -> tuple[Rows, ...]:
+        """The same of the bias, () where there is none.  ValueError: they are none."""
+        if self.bias is None:
+            return ()
+        rows = rows_of(self.bias, tuple(range(len(self.result_features))), (), picked)
+        if rows is None:
+            raise ValueError
+        return (rows,)
 
 
 def weight_view(views: Views, value: Value) -> Optional[View]:
-    """A view of a parameter, or of a table; None of any other value."""
+    """A view of a parameter or of a table, or of what is made of these alone; None of any other value."""
     try:
         view = views.of(value)
     except Mixes:
         return None
-    return view if view.source.kind in ("parameter", "buffer", "constant") else None
+    if views.behind(view.source) & {"input", "random"}:
+        return None
+    mixed = any(len(atoms) > 1 or any(atom.axis is None for atom in atoms) for atoms in view.axes)
+    return views.whole(value) if mixed else view
 
 
 def projection_of(views: Views, value: Value) -> Optional[Projection]:
@@ -162,24 +193,62 @@ def projection_of(views: Views, value: Value) -> Optional[Projection]:
         if weight is None or (len(values) > 2 and bias is None):
             return None
         last = len(value.shape) - 1
-        return Projection(values[0], last, last, weight, bias, (node,))
+        return Projection(values[0], (last,), (last,), weight, bias, (node,))
     if node.name in ("conv1d", "conv2d", "conv3d") and len(values) >= 2:
         return _convolution(views, node, values)
     if node.name == "addmm" and len(values) == 3 and not node.kwargs:
         bias, weight = weight_view(views, values[0]), weight_view(views, values[2])
         if bias is not None and weight is not None:
-            return Projection(values[1], 1, 1, weight, bias, (node,), weight_in=0)
+            return Projection(values[1], (1,), (1,), weight, bias, (node,), (0,), (1,))
     found = contraction_of(node)
     return None if found is None or found.added is not None or found.factor != 1 else _by_letters(views, found)
+
+
+def side_by_side(views: Views, value: Value) -> Optional[list[Projection]]:
+    """The projections whose sum a value is, where one weight projects cat([a, b], -1); None of any other."""
+    whole = projection_of(views, value)
+    made = None if whole is None else views.of(whole.source).source.node
+    if whole is None or made is None or made.name != "cat" or made.results[0] is not whole.source:
+        return None
+    axis = made.args[1] if len(made.args) > 1 else made.kwargs.get("dim", 0)
+    rank = len(whole.source.shape)
+    atoms = whole.weight.axes[whole.ins[0]]
+    if len(whole.ins) > 1 or len(atoms) != 1 or (int(axis) % rank,) != whole.features:
+        return None
+    found: list[Projection] = []
+    start = 0
+    for part in made.values():
+        size, offsets = views.size(part.shape[int(axis)]), dict(whole.weight.offsets)
+        if size.formulas:
+            views.assume(size, of_number(int(part.shape[int(axis)])), made)
+            size = views.size(part.shape[int(axis)])
+        if size.formulas or atoms[0].axis is None or atoms[0].stride != ONE:
+            return None
+        offsets[atoms[0].axis] = offsets.get(atoms[0].axis, 0) + start
+        start += size.number
+        axes = [*whole.weight.axes]
+        axes[whole.ins[0]] = (atoms[0]._replace(size=size),)
+        weight = whole.weight._replace(axes=tuple(axes), offsets=offsets)
+        nodes = (*whole.nodes, made)
+        found.append(whole._replace(source=part, weight=weight, bias=None if found else whole.bias, nodes=nodes))
+    return found
 
 
 def _with_bias(views: Views, node: Node) -> Optional[Projection]:
     a, b = node.values()
     for x, bias in ((a, b), (b, a)):
         view = weight_view(views, bias)
-        if view is not None and len(bias.shape) == 1 and x.node is not None:
-            inner = projection_of(views, x)
-            if inner is not None and inner.bias is None and inner.result_features == len(x.shape) - 1:
+        if view is None or x.node is None:
+            continue
+        inner = projection_of(views, x)
+        if inner is None or inner.bias is not None or inner.result_features[-1] != len(x.shape) - 1:
+            continue
+        own = [i - (len(x.shape) - len(bias.shape)) for i in inner.result_features]
+        rest = [n for i, n in enumerate(bias.shape) if i not in own]
+        if own[0] >= 0 and all(views.size(n) == ONE for n in rest):
+            sizes = zip(inner.result_features, own)
+            if all(views.size(x.shape[i]) == views.size(bias.shape[j]) for i, j in sizes):
+                view = view._replace(axes=tuple(view.axes[i] for i in own))
                 return inner._replace(bias=view, nodes=(node, *inner.nodes))
     return None
 
@@ -196,45 +265,82 @@ def _convolution(views: Views, node: Node, values: list[Value]) -> Optional[Proj
         return None
     bias = weight_view(views, values[2]) if len(values) > 2 else None
     axis = len(values[0].shape) - len(values[1].shape) + 1
-    return Projection(values[0], axis, axis, weight._replace(axes=weight.axes[:2]), bias, (node,))
+    return Projection(values[0], (axis,), (axis,), weight, bias, (node,), tuple(range(1, len(weight.axes))))
 
 
 def _by_letters(views: Views, found: Contraction) -> Optional[Projection]:
-    """x @ W, W x, or an einsum of both, where W has two axes."""
+    """x @ W, W x, or an einsum of both, however many axes W has."""
     for x, w, of_x, of_w in ((found.a, found.b, found.of_a, found.of_b), (found.b, found.a, found.of_b, found.of_a)):
         weight = weight_view(views, w)
-        if weight is None or weight.source.kind != "parameter" or len(of_w) != 2 or "." in of_x + of_w:
+        if weight is None or "parameter" not in views.behind(w) or "." in of_w:
             continue
-        inside = [letter for letter in of_w if letter in of_x and letter not in found.out]
-        new = [letter for letter in of_w if letter not in of_x]
-        if len(inside) != 1 or len(new) != 1 or new[0] not in found.out:
+        inside = [letter for letter in of_x if letter in of_w and letter not in found.out]
+        new = [letter for letter in found.out if letter in of_w and letter not in of_x]
+        if not inside or not new or sorted(inside + new) != sorted(of_w):
             continue
-        rest = [letter for letter in found.out if letter != new[0]]
-        if rest != [letter for letter in of_x if letter != inside[0]]:
+        ones = tuple(i for i, letter in enumerate(of_x) if letter == ".")
+        rest = [letter for letter in found.out if letter not in new]
+        if rest != [letter for letter in of_x if letter not in inside and letter != "."]:
             continue
-        features, result = of_x.index(inside[0]), found.out.index(new[0])
-        return Projection(x, features, result, weight, None, (found.node,), weight_in=of_w.index(inside[0]))
+        return Projection(
+            x, tuple(of_x.index(y) for y in inside), tuple(found.out.index(y) for y in new), weight, None,
+            (found.node,), tuple(of_w.index(y) for y in inside), tuple(of_w.index(y) for y in new), ones,
+        )  # fmt: skip
     return None
 
 
-def rows_of(view: View, out_axis: int, picked: list[int]) -> Optional[Rows]:
-    """The rows of a parameter that are features `picked` of its view's axis."""
-    atoms = view.axes[out_axis]
-    rank = len(view.source.shape)
-    if len(atoms) > 1 or any(atom.stride.formulas or atom.axis is None for atom in atoms):
+def rows_of(view: View, outs: tuple[int, ...], ins: tuple[int, ...], picked: Any) -> Optional[Rows]:
+    """The rows of what a view is of, whose output features on its axes `outs` are at the places `picked`; None where
+    they are none."""
+    value, found = view.source, [[view.axes[i] for i in axes] for axes in (outs, ins)]
+    if any(not isinstance(formula_of(n), int) for n in value.shape):
         return None
-    axis: Any = atoms[0].axis if atoms else out_axis
-    start, stride = view.offsets.get(axis, 0), atoms[0].stride.number if atoms else 1
-    rows: Any = [start + stride * i for i in picked]
+    if any(atom.axis is None or atom.stride.formulas or atom.size.formulas for x in found for y in x for atom in y):
+        return None
+    inside = [atom for atoms in found[1] for atom in atoms]
+    in_axes: Any = tuple(dict.fromkeys(atom.axis for atom in inside))
+    out_axes = (
+        tuple(i for i in range(len(value.shape)) if i not in in_axes and value.shape[i] != 1)
+        or tuple(i for i in range(len(value.shape)) if i not in in_axes)[:1]
+    )
+    in_axes = in_axes or tuple(i for i in range(len(value.shape)) if i not in out_axes) if ins else ()
+    cut = _cut(view, inside, in_axes)
+    if cut is OTHER or any(len(atoms) > 1 or any(atom.axis in in_axes for atom in atoms) for atoms in found[0]):
+        return None
+    strides: dict[Any, int] = {}
+    total = 1
+    for axis in reversed(out_axes):
+        strides[axis] = total
+        total *= int(value.shape[axis])
+    start = sum(view.offsets.get(axis, 0) * strides[axis] for axis in out_axes)
+    steps = [sum(strides[atom.axis] * atom.stride.number for atom in atoms) for atoms in found[0]]
+    rows: Any = [start + sum(i * step for i, step in zip(place, steps)) for place in picked]
     step = rows[1] - rows[0] if len(rows) > 1 else 1
     if step > 0 and rows == list(range(rows[0], rows[0] + step * len(rows), step)):
         rows = range(rows[0], rows[0] + step * len(rows), step)
     else:
         rows = tuple(rows)
-    return Rows(view.source, rows, columns=axis == 1 and rank == 2)
+    return Rows(value, rows, out_axes, in_axes, cut)
+
+
+OTHER: Any = object()
+
+
+def _cut(view: View, inside: Any, axes: tuple[int, ...]) -> Any:
+    """None where a view has all input features of a value, in their order; (first, number) of a piece; OTHER."""
+    number, whole = 1, 1
+    for atom in reversed(inside):
+        number *= atom.size.number
+    for axis in axes:
+        whole *= int(view.source.shape[axis])
+    if any(atom.stride != ONE for atom in inside) or len(inside) != len({atom.axis for atom in inside}):
+        return OTHER
+    if number == whole:
+        return None
+    return (view.offsets.get(axes[0], 0), number) if len(axes) == 1 else OTHER
 
 
 __all__ = [
     "CASTS", "ONE", "Contraction", "Projected", "Projection", "Rows", "composed", "contraction_of", "projection_of",
-    "rows_of",
+    "rows_of", "side_by_side",
 ]  # fmt: skip

@@ -148,10 +148,8 @@ class Walk:
         return found
 
     def _is_weight(self, value: Value) -> bool:
-        try:
-            return self.views.of(value, casts=True).source.kind == "parameter"
-        except Mixes:
-            return False
+        behind = self.views.behind(value)
+        return "parameter" in behind and "input" not in behind
 
     def _additive(self, node: Node) -> Optional[Additive]:
         """linear(tanh(x), w) with one row, or tanh(x) times a vector."""

@@ -90,20 +90,7 @@ class Tables:
 
     def is_constant(self, value: Value) -> bool:
         """Whether it hangs on no input's numbers and on no parameter's."""
-        stack, seen = [value], set()
-        while stack:
-            one = stack.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            if one.node is None:
-                if one.kind in ("input", "parameter"):
-                    return False
-            elif one.node.name in ("dropout",):
-                return False
-            else:
-                stack += one.node.values()
-        return True
+        return not self.views.behind(value) & {"input", "parameter", "random"}
 
     def of(self, value: Any) -> Optional[Said]:
         """What a table says; None where it cannot be told."""

@@ -39,6 +39,7 @@ class Views:
         self._products: dict[Any, Product] = {}
         self._views: dict[tuple[Value, bool], View] = {}
         self._wholes: dict[Value, View] = {}
+        self._behind: dict[Value, frozenset[str]] = {}
         for _ in range(2):  # what follows from one may need another
             for one in conditions:
                 if isinstance(one.formula, Formula) and one.formula.name == "==" and one.outcome:
@@ -135,6 +136,21 @@ class Views:
             if quotient is not None:
                 return quotient
         return Product(formula) if isinstance(formula, int) else Product(1, (formula,))
+
+    def behind(self, value: Value) -> frozenset[str]:
+        """The kinds of the leaves that a value is made of; "random" among them where something is drawn."""
+        stack = [value]
+        while stack:
+            one, node = stack[-1], stack[-1].node
+            waits = [] if node is None else [x for x in node.values() if x not in self._behind]
+            if waits and one not in self._behind:
+                stack += waits
+                continue
+            stack.pop()
+            own = (one.kind,) if node is None else ("random",) if node.name == "dropout" else ()
+            inner = () if node is None else node.values()
+            self._behind[one] = frozenset(own).union(*[self._behind[x] for x in inner])
+        return self._behind[value]
 
     def whole(self, value: Value) -> View:
         """A value as a view of itself."""
