@@ -148,6 +148,7 @@ LEFT = {
     "stretched": with_turn(lambda m, x: x * m.cos[: x.shape[-2]].repeat(1, 2)),
     "negated_once": with_turn(lambda m, x: halves(x, *wide(m, x)) + x * 0.5),
     "learned": with_turn(lambda m, x: neighbours(x, m.o.weight[: x.shape[-2], :4], m.o.weight[: x.shape[-2], 4:8])),
+    "dropped": with_turn(lambda m, x: neighbours(x, nn.functional.dropout(m.cos[: x.shape[-2]]), m.sin[: x.shape[-2]])),
     "of_the_input": with_turn(lambda m, x: neighbours(x, x.mean((0, 1))[:, :4].cos(), x.mean((0, 1))[:, :4].sin())),
 }  # fmt: skip
 

@@ -155,6 +155,9 @@ def test_hostile_weights_keep_the_readers_numbers():
                 W = F.dropout(W, 0.5, True)
             elif kind == "detached":
                 W = W.detach()
+            elif kind == "without_gradients":
+                with torch.no_grad():
+                    W = W * 2.0
             elif kind == "other_for_each_head":
                 return torch.einsum("bhtd,hdk->bhtk", torch.stack([x, x * 2], 1), W)
             elif kind == "bias_of_positions":
@@ -170,7 +173,7 @@ def test_hostile_weights_keep_the_readers_numbers():
         loss.backward()
         see([p.grad for p in m.parameters() if p.grad is not None])
 
-    for kind in ("of_the_data", "dropped", "detached", "other_for_each_head", "bias_of_positions"):
+    for kind in ("of_the_data", "dropped", "detached", "without_gradients", "other_for_each_head", "bias_of_positions"):
         played(hostile(kind), script)
 
 

@@ -57,20 +57,17 @@ class Turn(NamedTuple):
         if (self.features, self.becomes) != (other.features, other.becomes):
             return False
         known: dict[Any, bool] = {}
-        for one, two in zip((*self.cosines, *self.sines), (*other.cosines, *other.sines)):
-            for a, b in zip(one or (), two or ()) if one and two else [(one, two)]:
-                if a is None or b is None:
-                    if a is not b:
-                        return False
-                elif a[1:] != b[1:] or not _is_equal(a.table, b.table, known):
-                    return False
-        return True
+        places, others = (
+            [place for pair in (*x.cosines, *x.sines) for place in pair or (None,)] for x in (self, other)
+        )
+        return len(places) == len(others) and all(
+            a is b if a is None or b is None else a[1:] == b[1:] and _is_equal(a.table, b.table, known)
+            for a, b in zip(places, others)
+        )
 
     def tables(self) -> list[Value]:
-        found: dict[Value, None] = {}
-        for pairs in (self.cosines, self.sines):
-            found.update((place.table, None) for pair in pairs for place in pair or ())
-        return [*found]
+        pairs: Any = (*self.cosines, *self.sines)
+        return [*dict.fromkeys(place.table for pair in pairs for place in pair or ())]
 
 
 class _Other(Exception):
@@ -233,6 +230,8 @@ class _Mixed:
     def _times(self, node: Node, value: Value, parts: Any, shape: tuple[int, ...]) -> Any:
         moves, features = (_followed(self.views, node) or [value])[0], len(shape)
         table = next(x for x in node.values() if x is not moves)
+        if "random" in self.views.behind(table):
+            raise _Other
         own = _numbers(self.views, table.shape[max(len(table.shape) - features, 0) :])
         if parts[0].shape != shape or own is None or not _same_sizes(self.views, value.shape, moves.shape):
             raise _Other

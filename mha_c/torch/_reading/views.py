@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import torch
+
 from .atoms import ONE, Atom, Mixes, Product, View, composed, is_dropping, merged, of_number, probability
 from .graph import Condition, Node, Value
 from .shapes import PERMUTING, einsum_terms, permutation
@@ -138,7 +140,8 @@ class Views:
         return Product(formula) if isinstance(formula, int) else Product(1, (formula,))
 
     def behind(self, value: Value) -> frozenset[str]:
-        """The kinds of the leaves that a value is made of; "random" among them where something is drawn."""
+        """The kinds of the leaves that a value is made of; "random" among them where something is drawn, "detached"
+        where a gradient ends, as in a block without gradients."""
         stack = [value]
         while stack:
             one, node = stack[-1], stack[-1].node
@@ -147,8 +150,10 @@ class Views:
                 stack += waits
                 continue
             stack.pop()
-            own = (one.kind,) if node is None else ("random",) if node.name == "dropout" else ()
             inner = () if node is None else node.values()
+            own = {one.kind} if node is None else {"random"} if node.name == "dropout" else set()
+            if node is not None and node.name != "detach" and torch.is_grad_enabled() and not one.requires_grad:
+                own |= {"detached"} if any(x.requires_grad for x in inner) else set()
             self._behind[one] = frozenset(own).union(*[self._behind[x] for x in inner])
         return self._behind[value]
 
