@@ -36,13 +36,17 @@ def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
         layer.w_v is None or (layer.w_v.node is None and len(layer.w_v.shape) == 2 and layer.w_v.shape[0] == 1)
     )
 
-    parts = {name: x and (_joined(x.weight, 2), x.bias and _joined(x.bias, 1)) for name, x in given.items()}
+    names: dict[Any, list[str]] = {}  # one weight in three places is made once
+    for name, x in given.items():
+        names.setdefault(x, []).append(name[2:])
+    parts = [(names[x], _joined(x.weight, 2), x.bias and _joined(x.bias, 1)) for x in names if x is not None]
 
     def made() -> Parameters:
         found: dict[str, Any] = {}  # a view of a weight is another one in each graph
-        for name, part in parts.items():
-            if part is not None:
-                found[name], found[f"b_{name[2:]}"] = part[0](), part[1]() if part[1] else None
+        for places, weight, bias in parts:
+            W, b = weight(), bias() if bias else None
+            for place in places:
+                found[f"W_{place}"], found[f"b_{place}"] = W, b
         if layer.w_v is not None:
             w_v = _tensor_of(layer.w_v)
             found["w_v"] = w_v if plain else w_v.reshape(1, -1)
