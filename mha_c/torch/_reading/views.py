@@ -28,6 +28,9 @@ SPLITS = frozenset(("chunk", "split", "unbind", "split_with_sizes", "unsafe_chun
 _RESHAPES = frozenset(("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel"))
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
 _OTHERS = frozenset(("unsqueeze", "squeeze", "repeat", "tile", "repeat_interleave", "__getitem__", "select", "narrow"))
+_WITHOUT_GRADIENTS = frozenset((
+    "detach", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor",
+))  # fmt: skip
 VIEWS = SAME | SPLITS | _RESHAPES | _EXPANDS | _OTHERS | frozenset(PERMUTING)
 
 
@@ -152,7 +155,8 @@ class Views:
             stack.pop()
             inner = () if node is None else node.values()
             own = {one.kind} if node is None else {"random"} if node.name == "dropout" else set()
-            if node is not None and node.name != "detach" and torch.is_grad_enabled() and not one.requires_grad:
+            ends = node is not None and node.name not in _WITHOUT_GRADIENTS and not one.requires_grad
+            if ends and torch.is_grad_enabled():
                 own |= {"detached"} if any(x.requires_grad for x in inner) else set()
             self._behind[one] = frozenset(own).union(*[self._behind[x] for x in inner])
         return self._behind[value]
