@@ -173,7 +173,7 @@ def weight_view(views: Views, value: Value) -> Optional[View]:
         view = views.of(value)
     except Mixes:
         return None
-    if views.behind(view.source) & {"input", "random", "detached"}:
+    if views.behind(view.source) & {"input", "random"}:
         return None
     mixed = any(len(atoms) > 1 or any(atom.axis is None for atom in atoms) for atoms in view.axes)
     return views.whole(value) if mixed else view

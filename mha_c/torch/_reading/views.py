@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-import torch
-
 from .atoms import ONE, Atom, Mixes, Product, View, composed, is_dropping, merged, of_number, probability
 from .graph import Condition, Node, Value
 from .shapes import PERMUTING, einsum_terms, permutation
@@ -28,9 +26,6 @@ SPLITS = frozenset(("chunk", "split", "unbind", "split_with_sizes", "unsafe_chun
 _RESHAPES = frozenset(("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel"))
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
 _OTHERS = frozenset(("unsqueeze", "squeeze", "repeat", "tile", "repeat_interleave", "__getitem__", "select", "narrow"))
-_WITHOUT_GRADIENTS = frozenset((
-    "detach", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor",
-))  # fmt: skip
 VIEWS = SAME | SPLITS | _RESHAPES | _EXPANDS | _OTHERS | frozenset(PERMUTING)
 
 
@@ -143,8 +138,7 @@ class Views:
         return Product(formula) if isinstance(formula, int) else Product(1, (formula,))
 
     def behind(self, value: Value) -> frozenset[str]:
-        """The kinds of the leaves that a value is made of; "random" among them where something is drawn, "detached"
-        where a gradient ends, as in a block without gradients."""
+        """The kinds of the leaves that a value is made of; "random" among them where something is drawn."""
         stack = [value]
         while stack:
             one, node = stack[-1], stack[-1].node
@@ -155,9 +149,6 @@ class Views:
             stack.pop()
             inner = () if node is None else node.values()
             own = {one.kind} if node is None else {"random"} if node.name == "dropout" else set()
-            ends = node is not None and node.name not in _WITHOUT_GRADIENTS and not one.requires_grad
-            if ends and torch.is_grad_enabled():
-                own |= {"detached"} if any(x.requires_grad for x in inner) else set()
             self._behind[one] = frozenset(own).union(*[self._behind[x] for x in inner])
         return self._behind[value]
 
