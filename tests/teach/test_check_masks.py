@@ -19,6 +19,28 @@ def lengths_of_items(divisor):
     return mine
 
 
+def lengths_in_a_loop(divisor, raises_for_one=False):
+    def mine(q, k, v, valid_lens=None):
+        made = []
+        for i in range(len(q)):
+            n = k.shape[1] if valid_lens is None else int(valid_lens[i])
+            if raises_for_one and valid_lens is not None:
+                raise ValueError("no lengths")
+            made.append(softmax(q[i] @ k[i, :n].T / q.shape[-1] ** divisor) @ v[i, :n])
+        return np.stack(made)
+
+    return mine
+
+
+def test_lengths_of_items_count_where_those_of_queries_raise():
+    answer = teach.check(lengths_in_a_loop(0.5), "dot_product")
+    assert answer.ok and "its valid_lens is one length for each item, (batch,)" in answer.notes[0], answer
+    assert teach.laws(lengths_in_a_loop(0.5), "dot_product").ok
+    wrong = teach.check(lengths_in_a_loop(1), "dot_product")
+    assert wrong.mistakes == ["scale_d"] and wrong.notes == answer.notes, wrong
+    assert teach.check(lengths_in_a_loop(0.5, raises_for_one=True), "dot_product").mistakes == ["raises"]
+
+
 def test_the_mistake_behind_a_form_that_is_not_taken_comes_first():
     answer = teach.check(lengths_of_items("d"), "dot_product")
     assert answer.mistakes == ["scale_d", "shape"]

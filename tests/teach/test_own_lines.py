@@ -1,6 +1,7 @@
 """check quotes the student's own line, and what it should be: that was tried, so the file with it is right."""
 
 import json
+import warnings
 
 import pytest
 
@@ -264,6 +265,45 @@ def test_the_line_of_a_head_in_a_list(judged, id, old, new):
     number = HEADS[: HEADS.index(old)].count("\n") + 1
     answer = judged(HEADS.replace(old, new), "MultiHeadAttention").judged[0].answer
     assert answer.mistakes == [id] and answer.lines[0].number == number, answer
+
+
+JOINT = """
+import math
+import torch
+from torch import nn
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)
+        self.c_proj = nn.Linear(config.d_model, config.d_model)
+        self.num_heads = config.num_heads
+        self.register_buffer("bias", torch.tril(torch.ones(config.max_len, config.max_len)))
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(C, dim=2)
+        q, k, v = (y.view(B, T, self.num_heads, -1).transpose(1, 2) for y in (q, k, v))
+        att = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+        att = att.masked_fill(self.bias[:T, :T] == 0, float("-inf")).softmax(-1)
+        return self.c_proj((att @ v).transpose(1, 2).reshape(B, T, C))
+"""
+
+
+@pytest.mark.parametrize("order", ["k, v, q", "v, q, k"])
+def test_the_order_of_a_joint_projection(judged, order):
+    needs.module("torch")
+    answer = judged(JOINT.replace("q, k, v = self", f"{order} = self")).judged[0].answer
+    assert answer.mistakes == ["swapped_projections"] and answer.lines[0].text.startswith(order), answer
+
+
+def test_layers_of_no_features_that_a_class_is_tried_with_warn_nobody(judged):
+    needs.module("torch")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert judged(JOINT.replace("q.size(-1))", "q.size(-1) + 1)")).judged[0].answer.ok is False
+    assert not seen
 
 
 def test_names_in_chinese(judged):

@@ -43,20 +43,39 @@ def answered(mine, kind, **options):
     return answer
 
 
+def form_of(make):
+    """Whether a style is a function, a layer or a class, and of which file."""
+    mine = make()
+    return make.made.__module__, type(mine).__name__ if inspect.isroutine(mine) or inspect.isclass(mine) else "layer"
+
+
+@pytest.fixture(scope="session")
+def answer_to():
+    """The answer to a style without mistakes, asked once for several tests."""
+    return functools.lru_cache(maxsize=None)(lambda kind, make: answered(make(), kind))
+
+
 @pytest.mark.parametrize(("kind", "mine"), RIGHT, ids=label)
 def test_a_right_one_is_right(kind, mine):
     answer = answered(mine, kind)
     assert answer.ok and answer.mistakes == [], answer
 
 
-@pytest.mark.parametrize(("kind", "make"), [each[:2] for each in MAKERS], ids=label)
-def test_a_style_without_its_mistakes_is_right(kind, make):
-    answer = answered(make(), kind)
+@pytest.mark.by_day(("kind", "form"), together=1)
+@pytest.mark.parametrize(("kind", "make", "form"), [(*each[:2], form_of(each[1])) for each in MAKERS], ids=label)
+def test_a_style_without_its_mistakes_is_right(kind, make, form, answer_to):
+    answer = answer_to(kind, make)
     assert answer.ok and answer.mistakes == [], answer
-    assert teach.laws(make(), kind).ok, teach.laws(make(), kind)
 
 
-@pytest.mark.by_day("make", "id", together=1)
+@pytest.mark.by_day("kind", together=1)
+@pytest.mark.parametrize(("kind", "make"), [each[:2] for each in MAKERS], ids=label)
+def test_a_style_without_its_mistakes_breaks_no_law(kind, make):
+    laws = teach.laws(make(), kind)
+    assert laws.ok, laws
+
+
+@pytest.mark.by_day("kind", "id", together=1)
 @pytest.mark.parametrize(("kind", "make", "id", "options"), WRONG, ids=label)
 def test_a_mistake_is_named_first(kind, make, id, options):
     answer = answered(make(id), kind, **options)
@@ -73,12 +92,15 @@ def test_it_is_a_zoo():
 TAKES_MASKS = [(kind, make) for kind, make, _ in MAKERS if "mask_ignored" in make.mistakes]
 
 
-@pytest.mark.parametrize(("kind", "make"), TAKES_MASKS if needs.NIGHTLY else TAKES_MASKS[::2], ids=label)
-def test_the_other_meaning_is_a_mistake(kind, make):
-    means = teach.check(make(), kind).mask
-    assert teach.check(make(), kind, mask=means).ok
-    for other in {"attend", "hide", "add"} - {means}:
-        answer = teach.check(make(), kind, mask=other)
+@pytest.mark.by_day("kind", "other", together=1)
+@pytest.mark.parametrize("other", ["attend", "hide", "add"])
+@pytest.mark.parametrize(("kind", "make"), TAKES_MASKS, ids=label)
+def test_the_other_meaning_is_a_mistake(kind, make, other, answer_to):
+    means = answer_to(kind, make).mask
+    answer = teach.check(make(), kind, mask=other)
+    if other == means:
+        assert answer.ok, answer
+    else:
         assert not answer.ok, answer
         if "add" not in (means, other):
             assert answer.mistakes == ["mask_inverted"], answer
@@ -109,16 +131,21 @@ HIDDEN_ALREADY = ("causal", "window", "causal_multi_head")
 HIDING = {"attention_mask": None, "valid_lens": None, "is_causal": False, "something": None, "key_padding_mask": None}
 
 
-@pytest.mark.parametrize(("at", "kind", "mine"), [(i, *each) for i, each in enumerate(FUNCTIONS)], ids=label)
-def test_an_argument_that_does_nothing_is_not_passed_over(at, kind, mine):
-    """Two of the names for each function, by day one, in turn."""
-    for name, default in [[*HIDING.items()][(at + i) % len(HIDING)] for i in ((0, 2) if needs.NIGHTLY else (0,))]:
-        if name in inspect.signature(mine).parameters:
-            continue
-        if kind in NOTHING_TO_HIDE or (name == "is_causal" and kind in HIDDEN_ALREADY):
-            continue
-        answer = teach.check(with_one_more(mine, name, default), kind)
-        assert not answer.ok, (name, answer)
+def may_be_added(name, kind, mine):
+    """Whether an argument of this name could hide keys of what does not have it."""
+    if name in inspect.signature(mine).parameters or kind in NOTHING_TO_HIDE:
+        return False
+    return not (name == "is_causal" and kind in HIDDEN_ALREADY)
+
+
+ADDED = [(kind, mine, name) for kind, mine in FUNCTIONS for name in HIDING if may_be_added(name, kind, mine)]
+
+
+@pytest.mark.by_day("kind", "name", together=1)
+@pytest.mark.parametrize(("kind", "mine", "name"), ADDED, ids=label)
+def test_an_argument_that_does_nothing_is_not_passed_over(kind, mine, name):
+    answer = teach.check(with_one_more(mine, name, HIDING[name]), kind)
+    assert not answer.ok, answer
 
 
 def test_what_hides_nothing_is_no_matter():

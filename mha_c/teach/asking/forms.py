@@ -65,6 +65,7 @@ class Way(NamedTuple):
     batched: bool = False  # positions, or tables of rotations, have a batch axis
     tables: str = ""  # of rotations: a number for each pair; "halves", "pairs": for each feature, laid so
     precision: str = "float32"  # of tensors
+    lens_of_items: bool = False  # lengths are (batch,): those of each query raise an error
 
     @property
     def dtype(self) -> str:

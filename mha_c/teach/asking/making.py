@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -77,11 +78,15 @@ def _is_config(mine: Any, name: str) -> bool:
         return True
     if size_of(name):
         return False
+    return bool(re.search(rf"\b{name}(\.[a-z]\w*\b(?!\()|\[['\"])", _text_of(mine.__init__)))
+
+
+@lru_cache(maxsize=8)  # Python reads a whole file to find a function in it, and changed lines make a layer each
+def _text_of(constructor: Any) -> str:
     try:
-        text = inspect.getsource(mine.__init__)
+        return inspect.getsource(constructor)
     except (OSError, TypeError):
-        return False
-    return bool(re.search(rf"\b{name}(\.[a-z]\w*\b(?!\()|\[['\"])", text))
+        return ""
 
 
 def asks_for(mine: Any, name: str) -> bool:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from .masks import CannotSay
+
 Inputs = dict[str, Any]  # by the names of the book's function, in its order
 
 
@@ -193,3 +195,22 @@ def _of_one_array(kind: str, sizes: Optional[Sizes], numbers: Any) -> list[Input
         {"X": x.reshape((b * h, t, d) if folded else (b, t, h * d)), "num_heads": h}
         for x, (b, t, d), h in zip(counted, shapes, heads)
     ]
+
+
+def steps_of(inputs: Inputs) -> tuple[int, int, int]:
+    """(batch, queries, keys)."""
+    first = inputs.get("queries", inputs.get("X"))
+    assert first is not None
+    keys = inputs["keys"].shape[-2] if "keys" in inputs else first.shape[-2 if "W_q" in inputs else -1]
+    return len(first), first.shape[-2], keys
+
+
+def lens_of(inputs: Inputs) -> Any:
+    """The lengths of a probe, or those that its mask stands for: of each item, or of each query."""
+    mask = inputs.get("mask", True)
+    if "valid_lens" in inputs or mask is True:
+        return inputs.get("valid_lens")
+    lens = mask.reshape(-1, *mask.shape[-2:]).sum(axis=-1)
+    if not np.array_equal(mask, (np.arange(mask.shape[-1]) < lens[..., None]).reshape(mask.shape)):
+        raise CannotSay
+    return lens[:, 0] if (lens == lens[:, :1]).all() else lens

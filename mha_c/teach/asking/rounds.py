@@ -17,7 +17,7 @@ from .making import CannotAsk, asks_for, constructor_parameters, widths
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
 from .mistakes import function, signature
-from .probes import Inputs, Sizes, probes
+from .probes import Inputs, Sizes, lens_of, probes, steps_of
 from .student import CAUSAL, WEIGHTS, Outcome, Round, Student
 
 OF_LENS = ("masked_softmax", "dot_product", "additive", "multi_head")  # kinds that hide by lengths; the others by masks
@@ -158,14 +158,6 @@ def _size_that_fits(student: Student, asked: Round) -> Optional[Sizes]:
     return None
 
 
-def steps_of(inputs: Inputs) -> tuple[int, int, int]:
-    """(batch, queries, keys)."""
-    first = inputs.get("queries", inputs.get("X"))
-    assert first is not None
-    keys = inputs["keys"].shape[-2] if "keys" in inputs else first.shape[-2 if "W_q" in inputs else -1]
-    return len(first), first.shape[-2], keys
-
-
 def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
     """A probe, without what the student does not take in this round."""
     inputs = {**inputs, **{name: x for name, x in student.own.items() if x and name in inputs}}
@@ -246,6 +238,9 @@ def runs(
     takes: dict[Way, bool] = {}  # whether gradients are recorded, for any weights and masks
     for way in _ways(student, asked, means):
         run = run_of(student, asked, way)
+        if _takes_lens_of_items_alone(run):
+            way = way._replace(lens_of_items=True)
+            run = run_of(student, asked, way)
         failed = sum(outcome.error is not None for outcome in run.outcomes)
         failed += sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) if way.layout != "batch" else 0
         if way.tensors and failed < len(run.outcomes):
@@ -259,6 +254,14 @@ def runs(
     ordered = [run for _, _, run in sorted(found, key=lambda each: each[:2])]
     useful = [run for run in ordered if any(outcome.error is None for outcome in run.outcomes)]
     return _distinct(useful) or ordered[:1]
+
+
+def _takes_lens_of_items_alone(run: Run) -> bool:
+    """Whether lengths of each query raise errors, all of them, and nothing else does: a narrower form."""
+    if run.asked.role != "lens" or all(each.error is None for each in run.outcomes):
+        return False
+    of_queries = [np.ndim(lens_of(each)) > 1 for each in run.probes]
+    return of_queries == [each.error is not None for each in run.outcomes]
 
 
 def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
@@ -360,11 +363,8 @@ def _takes_several(run: Run) -> bool:
 
 def _is_near(run: Run) -> bool:
     """Whether all outcomes are those of one of the book's functions."""
-    for form in run.asked.forms:
-        right = [output(function(form), inputs) for inputs in run.probes]
-        if all(equal(*pair) for pair in zip(run.outcomes, right)):
-            return True
-    return False
+    made = map(function, run.asked.forms)
+    return any(all(equal(x, output(one, y)) for x, y in zip(run.outcomes, run.probes)) for one in made)
 
 
 def _usable(ways: list[Way], student: Student, asked: Round) -> set[str]:

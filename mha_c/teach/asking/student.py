@@ -38,7 +38,7 @@ from .making import (
 )
 from .masks import CannotSay
 from .mistakes import signature
-from .probes import Inputs, Sizes, probes
+from .probes import Inputs, Sizes, lens_of, probes
 from .results import output_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def gradients_recorded() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+            # Of layers of no features, which a class is tried with: no student asked for them.
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")
             yield
     finally:
         torch.set_num_threads(threads)
@@ -285,6 +287,9 @@ class Student:
         self, inputs: Inputs, way: Way, asked: Round, beside: Sequence[tuple[Inputs, Way, Round]] = ()
     ) -> Outcome:
         """What comes of these inputs, given this way; `beside` are other rounds whose parameters are given, too."""
+        for probe, its_way, its_round in ((inputs, way, asked), *beside):
+            if its_way.lens_of_items and its_round.role == "lens" and np.ndim(lens_of(probe)) > 1:
+                raise CannotSay
         outputs, changed = [], []
         others = [parts(each, way.layout) for each, _, _ in beside]
         try:
@@ -399,15 +404,7 @@ CAUSAL = ("causal", "window", "causal_multi_head")  # kinds that hide the future
 def _hiding(part: Inputs, way: Way, role: str, needed: bool) -> Any:
     """Lengths or a mask, as this way has them; a mask without a default is never None."""
     if role == "lens":
-        if "valid_lens" in part:
-            return _typed(part["valid_lens"], "valid_lens", way)
-        mask = part["mask"]
-        if mask is True:
-            return None
-        lens = mask.reshape(-1, *mask.shape[-2:]).sum(axis=-1)
-        if not np.array_equal(mask, (np.arange(mask.shape[-1]) < lens[..., None]).reshape(mask.shape)):
-            raise CannotSay
-        return _typed(lens[:, 0] if (lens == lens[:, :1]).all() else lens, "valid_lens", way)
+        return _typed(lens_of(part), "valid_lens", way)
     assert way.mask is not None
     batch, _, queries, keys = part["shape"]
     mask = np.ones((batch, queries, keys), dtype=bool) if needed and part["mask"] is True else part["mask"]

@@ -12,8 +12,8 @@ import numpy as np
 from ..asking.answers import NEAR
 from ..asking.comparing import equal, is_misshapen, output
 from ..asking.mistakes import FORMS, SOURCES, Change, Mistake, function, hiding_with, known, subtracting
-from ..asking.probes import Inputs
-from ..asking.rounds import OF_LENS, Run, steps_of
+from ..asking.probes import Inputs, steps_of
+from ..asking.rounds import OF_LENS, Run
 from ..asking.student import Outcome
 from ..words.sentences import say
 
@@ -67,13 +67,18 @@ def _hides(run: Run) -> bool:
 def explanation(runs: Sequence[Run], *others: Callable[[], Any]) -> Any:
     """The likeliest mistake that explains all outcomes of a run; else all of one form; else what one of the others
     finds; else two mistakes, or all but errors."""
-    runs = [run for run in runs if not run.asked.role or _hides(run)]
+    # Of what raises an error everywhere, but for one probe, no mistake explains two numbers.
+    runs = [run for run in runs if (not run.asked.role or _hides(run)) and _number_of_results(run) > 1]
     lesser: dict[str, Explained] = {}
     found = _first(_one(runs), runs, lesser)
     if found is None and not lesser:
         found = next(filter(None, map(_within_a_form, runs)), None)
         found = found or next(filter(None, (each() for each in others)), None)
     return found or _first(_two(runs), runs, lesser) or lesser.get("numbers") or lesser.get("shapes")
+
+
+def _number_of_results(run: Run) -> int:
+    return sum(each.error is None for each in run.outcomes)
 
 
 def despite_nan(runs: Sequence[Run]) -> Optional[Explained]:

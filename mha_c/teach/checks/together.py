@@ -13,8 +13,8 @@ from ..asking.comparing import equal, output
 from ..asking.forms import HEADS
 from ..asking.masks import CannotSay
 from ..asking.mistakes import function
-from ..asking.probes import Inputs
-from ..asking.rounds import Run, forms_of_mask, steps_of
+from ..asking.probes import Inputs, steps_of
+from ..asking.rounds import Run, forms_of_mask
 from ..asking.student import Outcome
 from ..words.sentences import said, say
 

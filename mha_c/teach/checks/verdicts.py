@@ -158,6 +158,8 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_weights_alone" if form.startswith("additive_weights") else "note_values")]
     if layout in LAYOUTS_SAY:
         notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
+    if run.way.lens_of_items:
+        notes += [say("note_lens_of_items", argument=run.asked.parameter)]
     if student.entry:
         notes += [say("note_entry", entry=student.entry)]
     if student.kind == "rope":

@@ -9,7 +9,6 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from difflib import SequenceMatcher
 from typing import Any, NamedTuple
 
 _COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
@@ -29,11 +28,6 @@ class Edit(NamedTuple):
     end: int
     text: str
     is_of_name: bool = False  # another name, of which there are many
-
-    def size(self, line: bytes) -> int:
-        """How many characters it changes."""
-        same = SequenceMatcher(None, line[self.start : self.end].decode(), self.text, autojunk=False)
-        return self.end - self.start + len(self.text) - 2 * sum(each.size for each in same.get_matching_blocks())
 
 
 class Names(NamedTuple):

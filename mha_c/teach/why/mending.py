@@ -12,6 +12,8 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import SequenceMatcher
+from functools import lru_cache
 from time import process_time
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, Optional
@@ -24,7 +26,8 @@ from ..asking.rounds import Run
 from .edits import Edit, Names, edits, is_of_number
 from .noting import Place, functions_noted, written_by_them
 
-_MOST = 900  # changes that are tried for one answer
+_MOST = 600  # changes that are tried for one answer: none of some 300 that were found was beyond the 340th
+_MORE = 150  # and after the first that makes all right, for one that costs less
 _PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
 _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
 
@@ -61,13 +64,15 @@ def mended(run: Run, form: str, places: Sequence[Place], id: str = "", share: fl
     tried: set[Any] = set()
     for of in dict.fromkeys((id, id if id in _AS_IT_IS else "")):
         found: Optional[_Change] = None
+        most = share * _MOST
         for change in _ordered(lines, places, of):
-            if len(tried) >= share * _MOST or process_time() > end:
+            if len(tried) >= most or process_time() > end:
                 break
             if change[1:] in tried or (found is not None and change.cost >= found.cost):
                 continue
             tried.add(change[1:])
-            found = change if _is_right_with(run, right, change) else found
+            if _is_right_with(run, right, change):
+                found, most = change, min(most, len(tried) + _MORE)
         if found is not None:
             line = found.of.line(found.number).strip()
             place = Place(found.of.file, found.number, line, found.of.made.__name__)
@@ -79,22 +84,45 @@ def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id
     """All changes, the smallest and nearest first."""
     made: list[tuple[int, _Change]] = []
     for theirs, number in lines:
-        raw = theirs.line(number).encode()
         near = (
             abs(number - each.number) for each in places if each.file == theirs.file and each.number in theirs.lines
         )
         distance = min(_FAR, *near, _FAR)
-        for edit in theirs.edits(number, id):
-            # Of two as small: what is done to a name, not to a call, whose own line would do it.
-            size, is_of_call = edit.size(raw) + _is_new_sign(edit, raw), b"(" in raw[edit.start : edit.end]
-            # What is missing at the end is missing in the call itself, not in a helper.
-            helps = id.startswith("no_output") and theirs.made.__name__ not in ("forward", "__call__", "call")
-            cost = (_misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
-            last = 2 * (_FAR + _LARGE) * (edit.is_of_name and not id)
-            text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
-            last += 2 * (_FAR + _LARGE) * cost[0]
-            made.append((min(size, _LARGE) + distance + last, _Change(cost, theirs, number, text)))
+        made += [(distance + late, change) for late, change in theirs.changes(number, id)]
     return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
+
+
+def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Change]]:
+    """The changes of a line, each with how late it is tried."""
+    raw = theirs.line(number).encode()
+    for edit in theirs.edits(number, id):
+        # Of two as small: what is done to a name, not to a call, whose own line would do it.
+        size, is_of_call = _size(edit, raw) + _is_new_sign(edit, raw), b"(" in raw[edit.start : edit.end]
+        # What is missing at the end is missing in the call itself, not in a helper.
+        helps = id.startswith("no_output") and theirs.made.__name__ not in ("forward", "__call__", "call")
+        cost = (_misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
+        last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + cost[0])
+        text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
+        likely = 2 * is_of_number(edit, raw)  # an axis, a sign, the letters of einsum
+        yield min(size, _LARGE) + last - likely, _Change(cost, theirs, number, text)
+
+
+def _size(edit: Edit, line: bytes) -> int:
+    """How many characters it changes."""
+    old, new = line[edit.start : edit.end].decode(), edit.text
+    start = _begin_alike(old, new)
+    old, new = old[start:], new[start:]
+    end = _begin_alike(old[::-1], new[::-1])
+    old, new = old[: len(old) - end], new[: len(new) - end]
+    if not (old and new):  # SequenceMatcher takes as long as a call of the function does
+        return len(old) + len(new)
+    same = SequenceMatcher(None, old, new, autojunk=False)
+    return len(old) + len(new) - 2 * sum(each.size for each in same.get_matching_blocks())
+
+
+def _begin_alike(one: str, two: str) -> int:
+    """The number of characters that both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
 
 def _misnames(edit: Edit, line: bytes) -> bool:
@@ -168,6 +196,7 @@ class _Function:
         tree = ast.parse("".join(self._text))
         nodes: list[Any] = [x for x in ast.walk(tree) if isinstance(x, (ast.expr, ast.stmt, ast.slice))]
         self._nodes = [x for x in nodes if getattr(x, "lineno", 0) == getattr(x, "end_lineno", -1)]
+        self._changes: dict[tuple[int, str], list[tuple[int, _Change]]] = {}
 
     def line(self, number: int) -> str:
         return self._text[number - self._first].rstrip("\n")
@@ -175,6 +204,12 @@ class _Function:
     def edits(self, number: int, of: str = "") -> Iterator[Edit]:
         """Changes of one place of a line."""
         return edits([x for x in self._nodes if x.lineno == number - self._first + 1], self._names, of)
+
+    def changes(self, number: int, id: str) -> list[tuple[int, _Change]]:
+        """The changes of a line, each with how late it is tried."""
+        if (number, id) not in self._changes:
+            self._changes[number, id] = list(_changes(self, number, id))
+        return self._changes[number, id]
 
     def compiled(self, number: int, text: str) -> Optional[CodeType]:
         """The function's code with another text of a line; None where it is no Python."""
@@ -190,6 +225,11 @@ def _variables(code: CodeType) -> list[str]:
     )
 
 
+@lru_cache(maxsize=16)  # those of an answer, which may be tried for several ways to read weights
+def _function(made: FunctionType, attributes: tuple[str, ...]) -> _Function:
+    return _Function(made, attributes)
+
+
 def _functions_of(run: Run) -> list[_Function]:
     """The functions of a student's, the innermost first."""
     layer = run.student.layers.first if run.student.layers is not None else None
@@ -202,7 +242,7 @@ def _functions_of(run: Run) -> list[_Function]:
             continue
         if each.__name__ != "__init__" or run.student.is_class:
             try:
-                found[each.__code__] = _Function(each, attributes)
+                found[each.__code__] = _function(each, tuple(attributes))
             except (OSError, TypeError, SyntaxError):
                 continue
     return sorted(found.values(), key=lambda one: -one.lines.start)

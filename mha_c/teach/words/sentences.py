@@ -113,6 +113,8 @@ SENTENCES = {
     "note_values": "it takes no values, so keys were the values, too.",
     "note_weights_alone": "it gives the attention weights, since it takes no values; a caller multiplies them.",
     "note_layout": "it was given {layout}.",
+    "note_lens_of_items": "its {argument} is one length for each item, (batch,): with a length for each query, (batch, "
+    "queries), which the book's takes, too, it raises an error.",
     "note_mask": "in {argument}, {says}.",
     "note_top_left": "with fewer queries than keys it counts from the first key (top left), as torch's is_causal "
     "does; the last queries of a sequence, which a decoder with a cache has, count from its end.",
