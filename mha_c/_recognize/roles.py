@@ -26,7 +26,7 @@ _ROLES = {
     "|(w?[qkvo]|qkv|out|c_attn|c_proj)_b(ias)?",
     "axis": "dim|axis",
     "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
-    "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|.*掩码|.*遮罩|.*マスク|.*마스크",
+    "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|yanma|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
 TABLES = "cos", "sin", "cis"  # of rotations
 # Of parameters that are True or False, and of attributes.
