@@ -121,12 +121,9 @@ class ReadingPlan:
         returned = [x for x in _leaves(layer.result) if x.what != OUT]
         shown = [*returned, *(given for _, _, given in layer.kept)]
         if returned and (layer.kind != "dot" or layer.projections[0] is None):
-            words = "it returns its attention weights, "
-            words += (
-                "which the core makes in a second pass: slower than its lines"
-                if layer.kind != "dot"
-                else ("and projects nothing: then the core is hardly faster")
-            )
+            words = "it projects nothing and returns its attention weights: then the core is hardly faster"
+            if layer.kind != "dot":
+                words = "it returns its attention weights, which the core makes in a second pass: slower than its lines"
             raise Left(words, layer.line)
         if with_graph and any(x.attached for x in returned):
             words = "it returns its attention weights with their graph, which the core makes in a second pass: slower"
