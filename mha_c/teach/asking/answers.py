@@ -7,7 +7,9 @@ import linecache
 import traceback
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from dis import opmap
 from pathlib import Path
+from types import TracebackType
 from typing import Any, NamedTuple, Optional
 from unicodedata import east_asian_width
 
@@ -191,16 +193,32 @@ def failed(error: BaseException) -> str:
     return say("internal", error=f"{type(error).__name__}: {readable(error)}", place=place)
 
 
+def _is_own(trace: TracebackType) -> bool:
+    """Whether a step of a traceback is in the student's own text."""
+    name = trace.tb_frame.f_code.co_filename
+    return not name.startswith((str(Path(__file__).parents[2]), "<__", "<frozen")) and "-packages" not in name
+
+
 def own_line(error: BaseException) -> str:
     """Where in the student's own text an error arose, as "line 7: x = y"; else "the call"."""
     found, trace = said("the call"), error.__traceback__
     while trace is not None:
-        name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        if not name.startswith((str(Path(__file__).parents[2]), "<__", "<frozen")) and "-packages" not in name:
+        if _is_own(trace):
+            name, number = trace.tb_frame.f_code.co_filename, trace.tb_lineno
             found = said("line {number}: {text}", number=number, text=linecache.getline(name, number).strip())
             found = found.rstrip(": ：")
         trace = trace.tb_next
     return found
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the student's own `raise` or `assert` is what ended it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or not _is_own(trace):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
 class Answer:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._recognize.roles import says
 from ..words.sentences import said
+from .answers import is_refusal
 from .comparing import equal, is_misshapen, output
 from .forms import LAYOUTS, NARROWER, RANKS, Way, doubled, says_steps_first
 from .making import CannotAsk, asks_for, constructor_parameters, widths
@@ -257,11 +258,13 @@ def runs(
 
 
 def _takes_lens_of_items_alone(run: Run) -> bool:
-    """Whether lengths of each query raise errors, all of them, and nothing else does: a narrower form."""
+    """Whether lengths of each query raise errors, all of them, and nothing else does: a narrower form, unless the
+    student's own lines refuse them, who knows then that the task has them."""
     if run.asked.role != "lens" or all(each.error is None for each in run.outcomes):
         return False
     of_queries = [np.ndim(lens_of(each)) > 1 for each in run.probes]
-    return of_queries == [each.error is not None for each in run.outcomes]
+    errors = [each.error for each in run.outcomes]
+    return of_queries == [x is not None for x in errors] and not any(x is not None and is_refusal(x) for x in errors)
 
 
 def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
