@@ -258,13 +258,11 @@ def runs(
 
 
 def _takes_lens_of_items_alone(run: Run) -> bool:
-    """Whether lengths of each query raise errors, all of them, and nothing else does: a narrower form, unless the
-    student's own lines refuse them, who knows then that the task has them."""
+    """Whether lengths of each query, and nothing else, raise errors, and no line of the student's own refuses them."""
     if run.asked.role != "lens" or all(each.error is None for each in run.outcomes):
         return False
-    of_queries = [np.ndim(lens_of(each)) > 1 for each in run.probes]
-    errors = [each.error for each in run.outcomes]
-    return of_queries == [x is not None for x in errors] and not any(x is not None and is_refusal(x) for x in errors)
+    errors, of_queries = [x.error for x in run.outcomes], [np.ndim(lens_of(x)) > 1 for x in run.probes]
+    return of_queries == [x is not None for x in errors] and not any(is_refusal(x) for x in errors if x is not None)
 
 
 def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
@@ -430,11 +428,8 @@ def _distinct(found: list[Run]) -> list[Run]:
     """Without those that have the same outcomes as one before."""
     seen, kept = set(), []
     for run in found:
-        key = (
-            run.way.tensors,
-            run.way.layout,
-            *(x.output.tobytes() if x.output is not None else str(x.error) for x in run.outcomes),
-        )
+        outcomes = (x.output.tobytes() if x.output is not None else str(x.error) for x in run.outcomes)
+        key = (run.way.tensors, run.way.layout, *outcomes)
         if key not in seen:
             kept.append(run)
         seen.add(key)
