@@ -128,7 +128,9 @@ def check(
             may_be_causal = answer.mistakes[:1] in (["unknown"], ["hides_future"])
             if kind is None and may_be_causal and student.kind == "multi_head":
                 # It may hide the future without being told to: its numbers do not tell, where a mistake changed them.
-                causal = _compared(Student(mine, "causal_multi_head", weights, mask=mask), mask, notes)
+                hiding = Student(mine, "causal_multi_head", weights, mask=mask)
+                hiding.patience = 1 / 3  # one answer waits for both
+                causal = _compared(hiding, mask, notes)
                 # Right with one input in three places says nothing about three: then what differs is among them.
                 tells = causal.mistakes or student.attends_to_itself or "hides_future" in answer.mistakes
                 answer = causal if tells and not {"unknown", "raises"} & {*causal.mistakes} else answer

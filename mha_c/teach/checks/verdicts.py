@@ -323,7 +323,7 @@ def mended_line(tried: Sequence[Run]) -> Optional[InOneLine]:
     for run in reversed(runs):
         errors = [each.error for each in run.outcomes if each.error is not None]
         share = 1 / len(runs) if len(errors) < len(run.outcomes) else 0.5  # the way itself may be wrong where all raise
-        line = one_line(run, error_place(errors[0]) if errors else None, share)
+        line = one_line(run, error_place(errors[0]) if errors else None, share * run.student.patience)
         if line is not None:
             return InOneLine(run, line)
     return None

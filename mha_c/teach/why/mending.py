@@ -26,7 +26,7 @@ from ..asking.rounds import Run
 from .edits import Edit, Names, edits, is_of_number
 from .noting import Place, functions_noted, written_by_them
 
-_MOST = 600  # changes that are tried for one answer: none of some 300 that were found was beyond the 340th
+_MOST = 400  # changes that are tried for one answer: none of some 300 that were found was beyond the 340th
 _MORE = 150  # and after the first that makes all right, for one that costs less
 _PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
 _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
@@ -103,7 +103,7 @@ def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Ch
         cost = (_misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
         last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + cost[0])
         text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
-        likely = 2 * is_of_number(edit, raw)  # an axis, a sign, the letters of einsum
+        likely = 2 * is_of_number(edit, raw) + 2 * ("->" in edit.text)  # an axis, a sign; more so, letters of einsum
         yield min(size, _LARGE) + last - likely, _Change(cost, theirs, number, text)
 
 
