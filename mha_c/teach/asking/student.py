@@ -109,6 +109,8 @@ class Round(NamedTuple):
 class Student:
     """One implementation: what it takes, the layers that it is, and its outcome for a probe."""
 
+    patience = 1.0  # the share of what may be tried on its lines
+
     def __init__(
         self,
         mine: Any,
@@ -118,7 +120,6 @@ class Student:
         mask: Optional[str] = None,
     ) -> None:
         self.mine, self.kind, self.weights, self.mask = mine, kind, weights, mask  # `mask`: what the task says of it
-        self.patience = 1.0  # the share of what may be tried on its lines
         name = getattr(mine, "__name__", type(mine).__name__)
         self.name = "function" if name == "<lambda>" else name
         self.is_class = isinstance(mine, type)
