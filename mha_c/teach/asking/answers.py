@@ -211,7 +211,7 @@ def own_line(error: BaseException) -> str:
     return found
 
 
-def is_refusal(error: BaseException) -> bool:
+def is_own_raise(error: BaseException) -> bool:
     """Whether the student's own `raise` or `assert` is what ended it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

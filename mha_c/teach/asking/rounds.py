@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._recognize.roles import says
 from ..words.sentences import said
-from .answers import is_refusal
+from .answers import is_own_raise
 from .comparing import equal, is_misshapen, output
 from .forms import LAYOUTS, NARROWER, RANKS, Way, doubled, says_steps_first
 from .making import CannotAsk, asks_for, constructor_parameters, widths
@@ -262,7 +262,7 @@ def _takes_lens_of_items_alone(run: Run) -> bool:
     if run.asked.role != "lens" or all(each.error is None for each in run.outcomes):
         return False
     errors, of_queries = [x.error for x in run.outcomes], [np.ndim(lens_of(x)) > 1 for x in run.probes]
-    return of_queries == [x is not None for x in errors] and not any(is_refusal(x) for x in errors if x is not None)
+    return of_queries == [x is not None for x in errors] and not any(is_own_raise(x) for x in errors if x is not None)
 
 
 def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
