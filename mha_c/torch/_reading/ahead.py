@@ -159,13 +159,10 @@ class Output:
         if letters not in (["hd"], ["d"], ["h", "d"]) or len(found.result_features) != 1 or found.ones:
             return
         places = [(i,) for i in range(int(result.shape[found.result_features[0]]))]
-        weight = found.weight_rows(places)
-        try:
-            bias = found.bias_rows(places)
-        except ValueError:
+        rows = found.rows(places)
+        if rows is None:
             return
-        if weight is None:
-            return
+        weight, bias = rows
         self.projected = Projected((weight,), bias, tuple(x.line for x in found.nodes))
         axes = [x for i, x in enumerate(self.axes) if i not in found.features]
         axes.insert(found.result_features[0], "c")

@@ -179,13 +179,10 @@ class Origin:
         if self.turn is not None:  # pairs that turn are neighbours in the core
             within = [within[i] for i in self.turn.features]
         picked = [tuple(map(sum, zip(one, other))) for one in heads for other in within]
-        weight = projection.weight_rows(picked)
-        try:
-            bias = projection.bias_rows(picked)
-        except ValueError:
-            weight = None
-        if weight is None:
+        rows = projection.rows(picked)
+        if rows is None:
             raise Unclear("rows of a weight are picked in a way that is not read", projection.nodes[0])
+        weight, bias = rows
         return Projected((weight,), bias, tuple(node.line for node in projection.nodes))
 
     def _source(self, projection: Projection, axes: tuple[str, ...]) -> tuple[Value, tuple[str, ...]]:

@@ -153,18 +153,14 @@ class Projection(NamedTuple):
     outs: tuple[int, ...] = (0,)
     ones: tuple[int, ...] = ()
 
-    def weight_rows(self, picked: Any) -> Optional[Rows]:
-        """The rows that have these features, each (a number for each of `result_features`)."""
-        return rows_of(self.weight, self.outs, self.ins, picked)
-
-    def bias_rows(self, picked: Any) -> tuple[Rows, ...]:
-        """The same of the bias, () where there is none.  ValueError: they are none."""
-        if self.bias is None:
-            return ()
-        rows = rows_of(self.bias, tuple(range(len(self.result_features))), (), picked)
-        if rows is None:
-            raise ValueError
-        return (rows,)
+    def rows(self, picked: Any) -> Optional[tuple[Rows, tuple[Rows, ...]]]:
+        """The rows that have these features, each (a number for each of `result_features`), of the weight and of the
+        bias, () where there is none; None where they are none of either."""
+        weight = rows_of(self.weight, self.outs, self.ins, picked)
+        if weight is None or self.bias is None:
+            return None if weight is None else (weight, ())
+        bias = rows_of(self.bias, tuple(range(len(self.result_features))), (), picked)
+        return None if bias is None else (weight, (bias,))
 
 
 def weight_view(views: Views, value: Value) -> Optional[View]:
