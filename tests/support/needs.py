@@ -63,6 +63,22 @@ def torch_reads():
     return modes and sys.gettrace() is None
 
 
+def index_is_seen():
+    """Whether this torch shows a mode `x[i]`, an index of one number, slice or tensor (not 2.0.0, where a class with
+    such a line stays the reader's)."""
+    torch, seen = module("torch"), []
+
+    class Noting(module("torch.overrides").TorchFunctionMode):
+        def __torch_function__(self, function, types, arguments=(), named=None):
+            seen.append(function)
+            return function(*arguments, **(named or {}))
+
+    x = torch.zeros(2)
+    with Noting():
+        x[0]
+    return bool(seen)
+
+
 def torch_has(feature):
     """Whether this torch has what `of_torch` asks for."""
     path, _, argument = feature.rstrip(")").partition("(")
