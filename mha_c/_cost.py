@@ -90,7 +90,7 @@ class Cost(NamedTuple):
         return "\n".join(lines)
 
 
-class _Product(NamedTuple):
+class _MatrixProduct(NamedTuple):
     """A projection of one call."""
 
     name: str
@@ -99,7 +99,7 @@ class _Product(NamedTuple):
     out_features: int
 
 
-class _Sizes(NamedTuple):
+class _LayerSizes(NamedTuple):
     """The sizes of one call."""
 
     heads: int
@@ -110,8 +110,8 @@ class _Sizes(NamedTuple):
     value_dim: int
     scoring: str  # one of SCORING
     inputs: list[int]  # features of the layer's inputs: queries, keys, values
-    into: list[_Product]  # projections of the inputs
-    behind: list[_Product]  # that of the heads, if there is one
+    into: list[_MatrixProduct]  # projections of the inputs
+    behind: list[_MatrixProduct]  # that of the heads, if there is one
 
 
 @refuses_at_the_call
@@ -235,7 +235,7 @@ def _features_of_call(queries: Any, keys: Any, values: Any) -> Optional[list[int
     return [int(np.shape(x)[2]) for x in (queries, given[min(1, len(given) - 1)], given[-1])]
 
 
-def _sizes(layer: Description, batch: int, queries: int, keys: int, given: Optional[list[int]]) -> _Sizes:
+def _sizes(layer: Description, batch: int, queries: int, keys: int, given: Optional[list[int]]) -> _LayerSizes:
     """The sizes of a call; the features that are given take the place of sizes that the layer does not know yet."""
     *into, out_of = layer.projections
     last = into[0] if out_of is None else out_of
@@ -248,18 +248,18 @@ def _sizes(layer: Description, batch: int, queries: int, keys: int, given: Optio
     q, _, v = (n if W is None else W.out_features // W.parts for n, W in zip(inputs, into))
     rows = batch * queries, batch * keys, batch * keys
     projections = [
-        _Product(f"{W.name} {takes if W.parts == 1 else 'inputs'}", n, n_in, W.out_features)
+        _MatrixProduct(f"{W.name} {takes if W.parts == 1 else 'inputs'}", n, n_in, W.out_features)
         for W, takes, n, n_in in zip(into, INPUTS, rows, inputs)
         if W is not None and (W.parts == 1 or takes == "queries")
     ]
     heads, shared = (layer.num_heads, layer.num_kv_heads) if out_of else (1, 1)
     joined = heads * (v // shared)
-    behind = [] if out_of is None else [_Product(f"{out_of.name} heads", rows[0], joined, out_of.out_features)]
+    behind = [] if out_of is None else [_MatrixProduct(f"{out_of.name} heads", rows[0], joined, out_of.out_features)]
     counts = heads, heads * rows[0], shared * rows[1], heads * rows[0] * keys
-    return _Sizes(*counts, q // heads, v // shared, layer.scoring, inputs, projections, behind)
+    return _LayerSizes(*counts, q // heads, v // shared, layer.scoring, inputs, projections, behind)
 
 
-def _steps(s: _Sizes, itemsize: int) -> list[Step]:
+def _steps(s: _LayerSizes, itemsize: int) -> list[Step]:
     def step(name: str, flops: int, tiled: int, naive_more: int = 0) -> Step:
         return Step(name, flops, (tiled + naive_more) * itemsize, tiled * itemsize)
 
@@ -277,7 +277,7 @@ def _steps(s: _Sizes, itemsize: int) -> list[Step]:
     return [*into, *attention, *behind]
 
 
-def _naive_memory(s: _Sizes, itemsize: int) -> int:
+def _naive_memory(s: _LayerSizes, itemsize: int) -> int:
     """Bytes in addition to inputs, parameters and result, if every array is stored."""
     # Projected q, k and v, and the heads' outputs that W_o reads.
     projected = sum(each.rows * each.out_features for each in s.into)

@@ -24,7 +24,7 @@ Window = Optional[tuple[Optional[int], Optional[int]]]
 RngLike = Union[None, int, np.integer[Any], np.random.Generator]
 
 
-class Options(TypedDict, Generic[Operand, Stream], total=False):
+class Keywords(TypedDict, Generic[Operand, Stream], total=False):
     """The keywords of the functions of attention, but for those that ask for further results."""
 
     keep_mask: Operand
@@ -40,4 +40,4 @@ class Options(TypedDict, Generic[Operand, Stream], total=False):
     empty_rows: EmptyRows
 
 
-AttentionOptions = Options[Any, RngLike]  # of mha_c.functional
+AttentionOptions = Keywords[Any, RngLike]  # of mha_c.functional

@@ -106,8 +106,8 @@ def _next(
 
 def _of_none(file: str, process: subprocess.Popen[bytes], seconds: float) -> Verdict:
     """Why there is no answer, in the words of teach."""
-    from .teach.grader.files import Problem, Report, no_answer
+    from .teach.grader.files import FileReport, Problem, no_answer
 
     status = process.poll()
-    report = Report(file, problem=Problem(*no_answer(status, seconds)))
+    report = FileReport(file, problem=Problem(*no_answer(status, seconds)))
     return Verdict(None, str(report), report.as_dict())

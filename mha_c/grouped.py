@@ -16,7 +16,7 @@ from ._decoder.caches import ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
 from ._layer.lacks import lacks
 from ._layer.module import Dropout
-from .linear import Projection, State
+from .linear import LinearAttribute, State
 from .positions import turn_of_steps
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class GQAAttention(RotatesHeads):
     Source: Ainslie et al. 2023, GQA; the book's third generation, whose state_dicts load.
     """
 
-    W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
+    W_q, W_k, W_v, W_o = LinearAttribute(), LinearAttribute(), LinearAttribute(), LinearAttribute()
 
     @refuses_at_the_call
     def __init__(
@@ -290,7 +290,7 @@ class CausalAttention(RotatesHeads):
     Source: the book's third generation, GPT.CausalAttention, whose state_dicts load.
     """
 
-    W_qkv, W_o = Projection(), Projection()
+    W_qkv, W_o = LinearAttribute(), LinearAttribute()
     _roles = "W_qkv", "W_qkv", "W_qkv", "W_o"
 
     @refuses_at_the_call

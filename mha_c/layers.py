@@ -19,7 +19,7 @@ from ._decoder.caches import ProjectedKeyValues
 from ._decoder.steps import DecodingLayer
 from ._layer.lacks import ONE_HEAD, lacks
 from ._layer.module import Dropout
-from .linear import Projection, State
+from .linear import LinearAttribute, State
 
 if TYPE_CHECKING:
     from ._types import EmptyRows, RngLike
@@ -126,7 +126,7 @@ class MultiHeadAttention(DecodingLayer, masking.TransposesHeads):
         The projections; their `weight` and `bias` can be read and assigned.
     """
 
-    W_q, W_k, W_v, W_o = Projection(), Projection(), Projection(), Projection()
+    W_q, W_k, W_v, W_o = LinearAttribute(), LinearAttribute(), LinearAttribute(), LinearAttribute()
     _forms = constructors.MULTI_HEAD
     _by_head = True
     _masking = masking
@@ -220,7 +220,7 @@ class AdditiveAttention(DecodingLayer):
     Source: d2l 11.3 (10.3 in the first edition); Bahdanau, Cho and Bengio 2014.
     """
 
-    W_k, W_q, w_v = Projection(), Projection(), Projection()
+    W_k, W_q, w_v = LinearAttribute(), LinearAttribute(), LinearAttribute()
     _forms = constructors.ADDITIVE
 
     @overload

@@ -316,17 +316,17 @@ class Parameter:
         return f"Parameter({self.name!r}, {'not initialised yet' if self._array() is None else f'shape={self.shape}'})"
 
 
-class Projection:
+class LinearAttribute:
     """Class attribute that gives each layer its own `Linear`: `W_q = Projection()`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     @overload
-    def __get__(self, layer: None, owner: type) -> Projection: ...
+    def __get__(self, layer: None, owner: type) -> LinearAttribute: ...
     @overload
     def __get__(self, layer: Any, owner: type) -> Linear: ...
-    def __get__(self, layer: Any, owner: type) -> Union[Linear, Projection]:
+    def __get__(self, layer: Any, owner: type) -> Union[Linear, LinearAttribute]:
         if layer is None:
             return self
         return layer._linears[self._name]

@@ -45,7 +45,7 @@ NEGATIVE = "kernel must return values >= 0, got a negative one or NaN"
 RANKS = "must have shape (B, rows, features), or (rows,) for numbers"
 
 
-class _Record(NamedTuple):
+class _KernelRecord(NamedTuple):
     """What `backward` needs of a training call."""
 
     inputs: tuple[Array, ...]
@@ -115,7 +115,7 @@ class KernelAttention(Trained, Viewable):
     Source: d2l 11.2 (10.2 in the first edition); Nadaraya 1964, Watson 1964.
     """
 
-    _record: Optional[_Record] = None
+    _record: Optional[_KernelRecord] = None
 
     @refuses_at_the_call
     def __init__(
@@ -183,7 +183,7 @@ class KernelAttention(Trained, Viewable):
         self._weights = weights, as_tensor
         if in_training:
             kept = None if lens is None else np.array(lens)
-            self._record = _Record(arrays, kept, bias, out.shape, self._kernel, self._width, as_tensor)
+            self._record = _KernelRecord(arrays, kept, bias, out.shape, self._kernel, self._width, as_tensor)
         return like_input(out, as_tensor)
 
     def _log_kernel(self, u: Array) -> Any:
@@ -252,7 +252,7 @@ class KernelAttention(Trained, Viewable):
         grads = (g.reshape(x.shape) for g, x in zip((grad_q, grad_k, grad_v), record.inputs))
         return tuple(like_input(g, record.as_tensor) for g in grads)
 
-    def _slopes(self, record: _Record, u: Array, of_bias: Array) -> tuple[Array, Array]:
+    def _slopes(self, record: _KernelRecord, u: Array, of_bias: Array) -> tuple[Array, Array]:
         """The gradient of u = distance / width, divided by u, and times u; 0 where the gradient of the bias is 0."""
         counts = of_bias != 0  # elsewhere u may be NaN: keys that no query saw
         if record.kernel == "gaussian":

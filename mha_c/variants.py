@@ -23,7 +23,7 @@ from ._layer.description import KNOWN_NAMES
 from ._layer.module import Layer
 from .errors import ShapeError
 from .functional import dot_product_attention
-from .linear import Projection, State, packing_type
+from .linear import LinearAttribute, State, packing_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,8 +122,8 @@ class MultiHeadedSelfAttention(AttentionLayer):
     `MultiHeadAttention`.
     """
 
-    query_projection, key_projection = Projection(), Projection()
-    value_projection, final_linear_layer = Projection(), Projection()
+    query_projection, key_projection = LinearAttribute(), LinearAttribute()
+    value_projection, final_linear_layer = LinearAttribute(), LinearAttribute()
     _roles = KNOWN_NAMES[2]
     _by_head = True
 
@@ -186,7 +186,7 @@ class _AISummer(Layer):
         Features of x, how many heads, and features of a head.
     """
 
-    to_qvk = Projection()
+    to_qvk = LinearAttribute()
 
     def __init__(
         self, dim: int, heads: int, dim_head: int, dtype: Any, rng: RngLike, behind: tuple[State, ...] = ()
@@ -299,7 +299,7 @@ class MultiHeadSelfAttentionAISummer(_AISummer):
     Source: The-AI-Summer/self-attention-cv, transformer_vanilla, MultiHeadSelfAttention.
     """
 
-    W_0 = Projection()
+    W_0 = LinearAttribute()
 
     @refuses_at_the_call
     def __init__(

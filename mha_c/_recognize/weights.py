@@ -107,7 +107,7 @@ def weights_of(layer: Any, kind: str = "", given: Optional[dict[str, str]] = Non
     given : dict, optional
         {"W_q": "my_query", ...}: paths of those that are not to be guessed.
     """
-    held = _Held(layer)
+    held = _LayerLeaves(layer)
     found: list[Weights] = []
     if kind in ("", "multi_head"):
         found += held.multi_head(given or {})
@@ -119,7 +119,7 @@ def weights_of(layer: Any, kind: str = "", given: Optional[dict[str, str]] = Non
 # ---- what a layer holds --------------------------------------------------------------------------------------------
 
 
-class _Held:
+class _LayerLeaves:
     """What a layer holds that can be weights."""
 
     def __init__(self, layer: Any) -> None:

@@ -20,7 +20,7 @@ from .asking.student import WEIGHTS, Round, Student, gradients_recorded
 from .checks.students import student_of
 from .words.sentences import said
 
-Run = Callable[[Inputs], Any]
+Attend = Callable[[Inputs], Any]
 Tried = Optional[tuple[str, Any, Any]]  # what was changed, what came of it, what should have; None: it does not apply
 _ATTENTION = ("dot_product", "additive", "multi_head")
 _FOLDED = "transpose_output"
@@ -172,7 +172,7 @@ def found(student: Student, way: Way, asked: Round) -> list[Law]:
     return kept
 
 
-def _tried(law: Callable[[Run, Inputs], Tried], run: Run, inputs: Inputs) -> Optional[str]:
+def _tried(law: Callable[[Attend, Inputs], Tried], run: Attend, inputs: Inputs) -> Optional[str]:
     """A counterexample, "" if the law holds here, None if it does not apply."""
     try:
         tried = law(run, inputs)
@@ -197,7 +197,7 @@ def _shown(inputs: Inputs) -> str:
 # ---- the laws ------------------------------------------------------------------------------------------------------
 
 
-def _rows_sum(run: Run, x: Inputs) -> Tried:
+def _rows_sum(run: Attend, x: Inputs) -> Tried:
     if "X" in x:
         out = run(x)
         return said("the sums of the rows"), out.sum(axis=-1), np.ones(out.shape[:-1])
@@ -205,13 +205,13 @@ def _rows_sum(run: Run, x: Inputs) -> Tried:
     return said("with values that are all 1"), out, np.ones_like(out)
 
 
-def _alike_values(run: Run, x: Inputs) -> Tried:
+def _alike_values(run: Attend, x: Inputs) -> Tried:
     first = {name: x[name][:, :1] for name in ("keys", "values")}
     alike = {**x, "values": np.repeat(first["values"], x["values"].shape[1], axis=1)}
     return said("values all alike, beside a single key"), run(alike), run({**_free(x), **first})
 
 
-def _lengths_hide(run: Run, x: Inputs) -> Tried:
+def _lengths_hide(run: Attend, x: Inputs) -> Tried:
     seen = _seen(x)
     if seen is None:
         return None
@@ -236,7 +236,7 @@ def _seen(x: Inputs) -> Any:
     return np.arange(keys) < lens.reshape(len(lens), -1, 1)
 
 
-def _future(run: Run, x: Inputs) -> Tried:
+def _future(run: Attend, x: Inputs) -> Tried:
     names = ("X",) if "X" in x else ("keys", "values")
     steps = x[names[0]].shape[1]
     if "X" not in x and x["queries"].shape[1] != steps:
@@ -246,7 +246,7 @@ def _future(run: Run, x: Inputs) -> Tried:
     return said("3 added to the last step, rows before it"), run({**x, **later})[:, :-1], run(x)[:, :-1]
 
 
-def _far(run: Run, x: Inputs) -> Tried:
+def _far(run: Attend, x: Inputs) -> Tried:
     steps = x["keys"].shape[1]
     if steps <= x["window"]:
         return None
@@ -256,7 +256,7 @@ def _far(run: Run, x: Inputs) -> Tried:
     return says, run({**x, **moved})[:, -1:], run(x)[:, -1:]
 
 
-def _prefix(run: Run, x: Inputs) -> Tried:
+def _prefix(run: Attend, x: Inputs) -> Tried:
     rows = ("X", "queries", "keys", "values")
     if "queries" in x and x["queries"].shape[1] != x["keys"].shape[1]:
         return None
@@ -266,7 +266,7 @@ def _prefix(run: Run, x: Inputs) -> Tried:
     return said("without the last step"), run(short), run(x)[:, :-1]
 
 
-def _relative(run: Run, x: Inputs) -> Tried:
+def _relative(run: Attend, x: Inputs) -> Tried:
     alike = {**x, "X": np.repeat(x["X"][:, :1], max(x["X"].shape[1], 3), axis=1)}
     out = run(alike)
     products = (out[:, 1:] * out[:, :-1]).sum(axis=-1)
@@ -277,14 +277,14 @@ def _relative(run: Run, x: Inputs) -> Tried:
     )
 
 
-def _group_shares(run: Run, x: Inputs) -> Tried:
+def _group_shares(run: Attend, x: Inputs) -> Tried:
     queries = np.repeat(x["queries"][:, :1], x["queries"].shape[1], axis=1)
     share = queries.shape[1] // x["keys"].shape[1]
     out = run({**x, "queries": queries})
     return said("all heads with one query: heads of a group"), out, np.repeat(out[:, ::share], share, axis=1)
 
 
-def _items(run: Run, x: Inputs) -> Tried:
+def _items(run: Attend, x: Inputs) -> Tried:
     out, batched = run(x), x["X"] if "X" in x else x["queries"]
     folds = "num_heads" in x and len(batched) > len(out)  # transpose_output: an item is num_heads rows
     rows = x["num_heads"] if folds else 1
@@ -296,7 +296,7 @@ def _items(run: Run, x: Inputs) -> Tried:
     return said("the first item of the batch alone"), alone, out[: len(alone)]
 
 
-def _permuted(run: Run, x: Inputs) -> Tried:
+def _permuted(run: Attend, x: Inputs) -> Tried:
     free = _free(x)
     if "X" in x:
         backwards = run({**free, "X": x["X"][..., ::-1].copy()})[..., ::-1]
@@ -310,7 +310,7 @@ def _free(x: Inputs) -> Inputs:
     return {**x, **({"valid_lens": None} if "valid_lens" in x else {}), **({"mask": True} if "mask" in x else {})}
 
 
-def _one_query(run: Run, x: Inputs) -> Tried:
+def _one_query(run: Attend, x: Inputs) -> Tried:
     name, lens = ("X" if "X" in x else "queries"), x.get("valid_lens")
     last = {name: x[name][..., -1:, :]}
     if lens is not None and lens.ndim == 2:

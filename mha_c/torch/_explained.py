@@ -23,7 +23,7 @@ from ._call.choice import CORE, GENERAL, WHY, choose
 from ._call.dropout import rate
 from ._call.inputs import check_call, checked_inputs, children_of, copied, materialize
 from ._call.readable import readable
-from ._call.records import Asked, Options, Parameters
+from ._call.records import Asked, LayerParameters, Options
 from ._decoder.decoding import check_cache
 from ._decoder.projected import ProjectedKeyValues
 from ._private import observed, on_cpu
@@ -88,7 +88,7 @@ def _of_core(module: Any, inputs: Any, parts: Parts, asked: Asked) -> Facts:
     parts, tensors, given = parts.in_one_type(inputs, given)
     parameters, options = parts.parameters, module._options(given[:3], tensors, parts)
     options = None if options is None else options.for_core(True)
-    arrays = Parameters(*map(optional_array, parameters))
+    arrays = LayerParameters(*map(optional_array, parameters))
     heads = module.num_heads if options is None else module._head_counts()
     lens = None if asked.valid_lens is None else to_lengths(asked.valid_lens)
     call: Any = (
@@ -98,7 +98,7 @@ def _of_core(module: Any, inputs: Any, parts: Parts, asked: Asked) -> Facts:
     return _core.explain_layer(*call)
 
 
-def _of_torch(inputs: Any, parameters: Parameters, counts: Any) -> Facts:
+def _of_torch(inputs: Any, parameters: LayerParameters, counts: Any) -> Facts:
     """Facts of torch's own operations: what computes the attention, and bytes without those inside torch's kernels."""
     w_v, (batch, _, n_queries, n_keys) = parameters.w_v, counts
     q, k, v = (x.shape[2] if W is None else W.shape[0] for x, W in zip(inputs, parameters))

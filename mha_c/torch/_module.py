@@ -29,9 +29,9 @@ from ._call.choice import choose, in_one_call
 from ._call.inputs import checked_inputs, materialize
 from ._call.masks import masks_of
 from ._call.readable import parts_for_core
-from ._call.records import Asked, Options, Parameters, new_record, pair
+from ._call.records import Asked, LayerParameters, Options, new_record, pair
 from ._call.turning import turn_for_core
-from ._decoder.decoding import KeyValueCache, Steps
+from ._decoder.decoding import KeyValueCache, NewSteps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained, to_measure
 from ._private import in_python
@@ -109,7 +109,7 @@ class DecodingModule(ShowsWeights):
     _by_head = False  # whether attention_weights has an axis for the heads
     num_heads = 1
 
-    def _for_core(self, parameters: Parameters) -> Parameters:
+    def _for_core(self, parameters: LayerParameters) -> LayerParameters:
         """The layer's parameters with queries, keys and values in their places."""
         return parameters
 
@@ -129,7 +129,7 @@ class DecodingModule(ShowsWeights):
         features = self._turned_features()
         return turn_for_core(first, n_steps, features, dtype) if features else None
 
-    def _rows_of_joint(self, parameters: Parameters) -> Any:
+    def _rows_of_joint(self, parameters: LayerParameters) -> Any:
         """Which rows W_q, W_k and W_v have of one weight, (first, number) each; None where they are three."""
         return None
 
@@ -272,7 +272,7 @@ class AttentionModule(DecodingModule, Viewable):
             try:
                 valid_lens, keep_mask, bias, causal, training = asked
                 if cache is not None:
-                    steps = Steps.of(self, cache, inputs, asked)
+                    steps = NewSteps.of(self, cache, inputs, asked)
                     return core.call(self, parts, inputs, None, training, steps, queries.dtype)
                 corner = None if causal is False else core_corner(causal, queries, keys)
                 if keep_mask is not None or bias is not None:
@@ -304,7 +304,7 @@ class AttentionModule(DecodingModule, Viewable):
             queries, keys, values = inputs
             materialize(self, queries, keys, values, asked.valid_lens if cache is None else None, projected)
         if cache is not None:
-            steps, asked = Steps.of(self, cache, inputs, asked), Asked(training=asked.training)
+            steps, asked = NewSteps.of(self, cache, inputs, asked), Asked(training=asked.training)
         else:
             asked = self._with_checked_masks(inputs, asked)
         parts = standard_parts(self) if plain else None
@@ -318,7 +318,7 @@ class AttentionModule(DecodingModule, Viewable):
         named = {**named, "training": asked.training, "cache": cache}
         return leaf_of_a_graph(self, (*inputs, asked.valid_lens), **named)
 
-    def _general(self, inputs: Any, asked: Asked, projected: bool, steps: Optional[Steps], plain: bool) -> Tensor:
+    def _general(self, inputs: Any, asked: Asked, projected: bool, steps: Optional[NewSteps], plain: bool) -> Tensor:
         """The call by torch's operations."""
         return (general.by_torch if plain else general.by_the_book)(self, inputs, asked, projected, steps)
 

@@ -40,9 +40,9 @@ from .summary import weights_summary
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .._types import Options
+    from .._types import Keywords
 
-    TensorOptions = Options[Optional[Tensor], "Rng"]
+    TensorOptions = Keywords[Optional[Tensor], "Rng"]
 
 __all__ = [
     "additive_attention",

@@ -19,9 +19,9 @@ from ._call import general
 from ._call.children import Layout
 from ._call.formulas import visible_keys
 from ._call.inputs import check_projected
-from ._call.records import Asked, AttentionCall, Options, Parameters, new_record
+from ._call.records import Asked, AttentionCall, LayerParameters, Options, new_record
 from ._call.turning import turned, turns
-from ._decoder.decoding import KeyValueCache, Steps
+from ._decoder.decoding import KeyValueCache, NewSteps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained
 from ._module import AttentionModule, leaf_of_a_graph
@@ -62,7 +62,7 @@ class RotatesHeads(AttentionModule):
 
     # --- The book's lines, where another than the core computes them --------------------------------
 
-    def _general(self, inputs: Any, asked: Asked, projected: bool, steps: Optional[Steps], plain: bool) -> Tensor:
+    def _general(self, inputs: Any, asked: Asked, projected: bool, steps: Optional[NewSteps], plain: bool) -> Tensor:
         if steps is not None and self.rope and not self._rotates_as_made():
             raise ValueError("a cache rotates each step at its own position, which this layer's own _rope cannot")
         return general.of_heads(self, inputs, asked, projected, steps, plain)
@@ -356,12 +356,12 @@ class CausalAttention(RotatesHeads):
     def _as_the_book_gives(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: x for name, x in options.items() if name != "enable_gqa" and x is not None and x is not False}
 
-    def _rows_of_joint(self, parameters: Parameters) -> Any:
+    def _rows_of_joint(self, parameters: LayerParameters) -> Any:
         assert parameters.W_q is not None  # all three, as the layout says
         n = parameters.W_q.shape[0] // 3
         return (0, n), (n, n), (2 * n, n)
 
-    def _for_core(self, parameters: Parameters) -> Parameters:
+    def _for_core(self, parameters: LayerParameters) -> LayerParameters:
         return parameters.apart(self._rows_of_joint(parameters))
 
     def _projected(self, inputs: Any, projected: bool) -> Any:

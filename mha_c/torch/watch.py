@@ -8,7 +8,7 @@ from torch import nn
 
 from .._arguments.calls import refuses_at_the_call
 from ._watch import places
-from ._watch.names import Names
+from ._watch.names import ModuleNames
 from ._watch.seen import Call, Seen
 
 __all__ = ["Call", "Seen", "watch"]
@@ -78,7 +78,7 @@ class watch:
         if self._names is not None:
             raise RuntimeError("this watch is active already: make another one")
         self.seen = Seen()
-        self._names = Names(self.model)
+        self._names = ModuleNames(self.model)
         places.begin(self, self._names.modules())
         return self.seen
 

@@ -11,7 +11,7 @@ import distributed_cases as cases
 from checks import same
 from mha_c import functional as F
 from mha_c.torch.distributed import join_sequence, split_sequence
-from mha_c.torch.distributed._sequence import LAYOUTS, Mask, Schedule
+from mha_c.torch.distributed._sequence import LAYOUTS, Schedule, VisibleKeys
 from worlds import World
 
 SEED = 2**63 + 12345
@@ -149,7 +149,7 @@ def test_only_what_somebody_sees_is_sent(world, seed, name, layout):
     for rank, ((forward, _), pairs) in enumerate(results):
         options = {name: np.array(value) for name, value in TRAFFIC[name].items() if name == "valid_lens"}
         left, right = TRAFFIC[name].get("window", (-1, 0 if name == "causal" else -1))
-        plan = Schedule(n, 48, 48, layout, Mask(left, right, options.get("valid_lens")))
+        plan = Schedule(n, 48, 48, layout, VisibleKeys(left, right, options.get("valid_lens")))
         assert forward == plan.sent(rank) * per_key
         assert pairs[0] == pairs[1] == sum(
             plan.mask.sees(queries, travel.part)
@@ -185,7 +185,7 @@ def test_every_part_reaches_everybody_who_sees_it(n, layout, seed):
         n_queries, n_keys = rng.integers(0, 40, 2)
         lens = [None, rng.integers(-2, 45, 2), rng.integers(-2, 45, (2, n_queries))][rng.integers(3)]
         left, right = rng.integers(-1, 12, 2) if rng.integers(2) else (-1, rng.integers(-1, 1))
-        mask = Mask(int(left), int(right), lens)
+        mask = VisibleKeys(int(left), int(right), lens)
         plan = Schedule(n, int(n_queries), int(n_keys), layout, mask)
         seen = np.zeros((n_queries, n_keys), bool)
         i, j = np.arange(n_queries)[:, None], np.arange(n_keys)

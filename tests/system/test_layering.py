@@ -257,6 +257,27 @@ def test_no_circle_of_imports():
     assert all(name.startswith(top) for name, imported in found.items() if any(x.startswith(top) for x in imported))
 
 
+# Two classes of one name, which a reader may take for one another: a NumPy class and its twin as a torch module.
+TWINS = {
+    *"AISummer AdditiveAttention CausalAttention DotProductAttention GQAAttention KernelAttention".split(),
+    *"KeyValueCache MultiHeadAttention MultiHeadSelfAttentionAISummer MultiHeadedSelfAttention".split(),
+    *"PositionalEncoding ProjectedKeyValues RotatesHeads SelfAttentionAISummer".split(),
+}
+
+
+def test_a_word_names_one_class():
+    homes = {}
+    for path in PYTHON_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name.lstrip("_"), []).append(path.relative_to(PACKAGE))
+    assert len(homes) > 200
+    several = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert {name: paths for name, paths in several.items() if name not in TWINS} == {}
+    assert several.keys() == TWINS
+    assert all(sorted(path.parts[0] == "torch" for path in paths) == [False, True] for paths in several.values())
+
+
 @pytest.mark.skipif(not STANDARD, reason="needs Python 3.10")
 def test_import_brings_numpy_and_nothing_else():
     code = (

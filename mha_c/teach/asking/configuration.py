@@ -45,7 +45,7 @@ _WORDS = [
 ]  # fmt: skip
 
 
-class _Part(int):
+class _NestedSize(int):
     """A size of a configuration that may be one itself: config.model.width."""
 
     config: Any
@@ -77,7 +77,7 @@ class Config(dict):  # type: ignore[type-arg]
             return super().__getitem__(found)
         x = super().__getitem__(guessed)
         if type(x) is int:
-            x = _Part(x)
+            x = _NestedSize(x)
             x.config = self
         return x
 

@@ -21,7 +21,7 @@ from ..words.sentences import said, say
 _HIDES = ("lens", "mask", "flag", "window", "made")  # roles; from the third on they hide the same keys in each call
 
 
-class _Call(NamedTuple):
+class _JointCall(NamedTuple):
     """One call with both arguments, and what comes of it."""
 
     inputs: Inputs
@@ -85,7 +85,7 @@ def _of_mask(run: Run, form: str) -> str:
     return form if form in forms_of_mask(run.student) else f"{form}_of_mask"
 
 
-def _called(one: Run, two: Run, joint: str) -> Optional[_Call]:
+def _called(one: Run, two: Run, joint: str) -> Optional[_JointCall]:
     """The call of the last probe where both arguments hide keys that the other does not; None where there is none."""
     made = function(joint)
     for inputs in reversed(two.probes):
@@ -98,7 +98,7 @@ def _called(one: Run, two: Run, joint: str) -> Optional[_Call]:
                 outcome = two.student(inputs, two.way, two.asked, [(first, one.way, one.asked)])
             except CannotSay:
                 continue
-            return _Call(inputs, seen, outcome, output(made, {**inputs, "mask": own & seen}))
+            return _JointCall(inputs, seen, outcome, output(made, {**inputs, "mask": own & seen}))
     return None
 
 
@@ -132,7 +132,7 @@ def _refuses(error: BaseException) -> bool:
     return line == said("the call") or any(f": {word}" in line for word in ("raise", "assert"))
 
 
-def _why(call: _Call, joint: str, names: dict[str, str]) -> tuple[str, str]:
+def _why(call: _JointCall, joint: str, names: dict[str, str]) -> tuple[str, str]:
     """The argument that alone has an effect, or ""; and what happens, as the end of a sentence, or ""."""
     own, made = _seen(call.inputs), function(joint)
     of_form = own is True  # the second argument's keys are hidden by the form itself
@@ -150,7 +150,7 @@ def _why(call: _Call, joint: str, names: dict[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-def _words(call: _Call, why: str, one: Run, two: Run) -> list[tuple[str, Any]]:
+def _words(call: _JointCall, why: str, one: Run, two: Run) -> list[tuple[str, Any]]:
     error, names = call.outcome.error, {"one": one.asked.parameter, "two": two.asked.parameter}
     if error is not None:
         words = say("together_raises", type=type(error).__name__, error=error, line=own_line(error), **names)

@@ -18,7 +18,7 @@ from ..asking.kinds import told
 from ..asking.making import Unmade
 from .notebooks import parts
 
-_Node = Union[ast.FunctionDef, ast.ClassDef]
+_DefinitionNode = Union[ast.FunctionDef, ast.ClassDef]
 _TOKENS = re.compile("(?!.*(rotary|rope|position|relative|segment)).*embeddings?", re.IGNORECASE)
 # Layers that an attention is made of; who makes others beside an attention is a block, or a model.
 _OF_AN_ATTENTION = re.compile(".*(Linear|Dropout|Softmax|Parameter|Module|ModuleList|ModuleDict|Sequential|Identity)")
@@ -33,13 +33,13 @@ _SURE = {  # kinds that are no attention: what the name must say
 }  # fmt: skip
 
 
-class Piece:
+class Definition:
     """A function or a class of a file."""
 
-    def __init__(self, name: str, mine: Any, node: Optional[_Node]) -> None:
+    def __init__(self, name: str, mine: Any, node: Optional[_DefinitionNode]) -> None:
         self.name, self.mine, self.node = name, mine, node
         self.words = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} if node else set[str]()
-        self.uses: set[str] = set()  # names of the pieces that it uses, and what these use
+        self.uses: set[str] = set()  # names of the definitions that it uses, and what these use
         self.unmade = ""  # why the constructor fails, where nothing else tells what it is
 
     @cached_property
@@ -118,7 +118,7 @@ def _named_after(nodes: Iterator[ast.AST], pattern: re.Pattern[str]) -> Iterator
             yield node.arg
 
 
-class Pieces:
+class Definitions:
     """All that a file defines, and how it hangs together."""
 
     def __init__(self, module: ModuleType, path: Path) -> None:
@@ -128,9 +128,9 @@ class Pieces:
             for node in ast.parse(text).body
             if isinstance(node, (ast.FunctionDef, ast.ClassDef))
         }
-        self.all = {name: Piece(name, mine, nodes.get(name)) for name, mine in defined(module).items()}
-        for name, piece in self.all.items():
-            piece.uses = self._reached(name)
+        self.all = {name: Definition(name, mine, nodes.get(name)) for name, mine in defined(module).items()}
+        for name, definition in self.all.items():
+            definition.uses = self._reached(name)
 
     def _reached(self, name: str) -> set[str]:
         reached: set[str] = set()
@@ -148,14 +148,14 @@ class Pieces:
         found = [name for name in found if self.all[name].kind]
         return [name for name in found if not self._is_block(self.all[name], found)]
 
-    def _is_block(self, piece: Piece, found: Sequence[str]) -> bool:
+    def _is_block(self, definition: Definition, found: Sequence[str]) -> bool:
         """Whether it holds an attention, and something beside it that no attention is made of."""
-        if piece.holds_projections or not isinstance(piece.mine, type):
+        if definition.holds_projections or not isinstance(definition.mine, type):
             return False
-        held = {name for name in piece.makes & {*found} if name != piece.name}
+        held = {name for name in definition.makes & {*found} if name != definition.name}
         nn: Any = getattr(sys.modules.get("torch"), "nn", None)
-        layers = {each for each in piece.makes if isinstance(getattr(nn, each, None), type)}
-        own = {each for each in piece.makes & {*self.all} if isinstance(self.all[each].mine, type)} - held
+        layers = {each for each in definition.makes if isinstance(getattr(nn, each, None), type)}
+        own = {each for each in definition.makes & {*self.all} if isinstance(self.all[each].mine, type)} - held
         beside = {each for each in layers | own if not _OF_AN_ATTENTION.fullmatch(each)}
         return bool(beside) and bool(held or any("attention" in each.lower() for each in layers))
 

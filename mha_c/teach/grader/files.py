@@ -22,7 +22,7 @@ from ..asking.mistakes import KINDS
 from ..checks.checking import check
 from ..checks.verdicts import exits
 from ..words.sentences import said
-from .choosing import Pieces, defined, layer_of
+from .choosing import Definitions, defined, layer_of
 from .notebooks import is_part, parts
 
 
@@ -64,7 +64,7 @@ class Judged(NamedTuple):
         }
 
 
-class Report:
+class FileReport:
     """What came of a file: `ok` is None where nothing was found wrong, and something could not be judged, or nothing
     was; `left` are names that were left out, and why."""
 
@@ -99,7 +99,7 @@ class Report:
         return "\n\n".join([*texts, *left] or [self.file])
 
 
-def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **options: Any) -> Report:
+def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **options: Any) -> FileReport:
     """The report on a file: on `name`, or on the attentions that the file defines.
 
     What another of these uses is judged as a part of it, a model or a block that holds one not at all.  What the file
@@ -111,10 +111,10 @@ def judged(file: str, name: Optional[str] = None, kind: Optional[str] = None, **
                 raise Problem("no_such_kind", str(unknown_kind(kind)))
             module = loaded(Path(file))
             if name:
-                return Report(file, [_judged(module, name, kind, options)])
+                return FileReport(file, [_judged(module, name, kind, options)])
             return _all_judged(module, Path(file), kind, options)
     except Problem as problem:
-        return Report(file, problem=problem)
+        return FileReport(file, problem=problem)
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ def _place(path: Path, frames: Sequence[traceback.FrameSummary]) -> tuple[Option
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float, file: str, show: Callable[[Report], Any]) -> Iterator[None]:
+def ended_after(seconds: float, file: str, show: Callable[[FileReport], Any]) -> Iterator[None]:
     """Ends the process after so long, whatever the file does then; `show` gets the report."""
     watched = threading.get_ident()
 
@@ -194,7 +194,7 @@ def ended_after(seconds: float, file: str, show: Callable[[Report], Any]) -> Ite
         frames = traceback.extract_stack(sys._current_frames()[watched])
         line, where, text = _place(Path(file), frames)
         words = said("it still runs after {seconds:g} seconds.", seconds=seconds) + f"{where}\n{text}"
-        show(Report(file, problem=Problem("takes_too_long", words.strip(), line)))
+        show(FileReport(file, problem=Problem("takes_too_long", words.strip(), line)))
         os._exit(2)
 
     timer = threading.Timer(seconds, end)
@@ -219,32 +219,32 @@ def no_answer(status: Optional[int], seconds: float) -> tuple[str, str]:
 _VAGUE = (["unknown"], ["raises"], ["shape"])  # of a part it may be known what is wrong
 
 
-def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: dict[str, Any]) -> Report:
+def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: dict[str, Any]) -> FileReport:
     """The report on what a file defines: what is of this kind, or of any, and is no part of another such."""
-    pieces = Pieces(module, path)
-    found = [name for name in pieces.attentions if kind in (None, pieces.all[name].kind)]
-    chosen = pieces.outermost(found or (list(pieces.all) if kind else []))
-    left = [Judged(x, None, None, Problem("unmade", why)) for x, why in pieces.left.items()]
+    definitions = Definitions(module, path)
+    found = [name for name in definitions.attentions if kind in (None, definitions.all[name].kind)]
+    chosen = definitions.outermost(found or (list(definitions.all) if kind else []))
+    left = [Judged(x, None, None, Problem("unmade", why)) for x, why in definitions.left.items()]
     if not chosen or (kind and len(chosen) > 1):
         why = said("several could be the {kind}", kind=kind) if chosen else said("no name tells what it is")
         words = "{why}: {there}.  Write {file}:NAME, and --kind with one of {kinds}"
-        there = _there([*pieces.all])
+        there = _there([*definitions.all])
         text = said(words, why=why, there=there, file=path.name, kinds=", ".join(KINDS))
-        return Report(str(path), problem=Problem("nothing_to_judge", text), left=left)
+        return FileReport(str(path), problem=Problem("nothing_to_judge", text), left=left)
     judged: list[Judged] = []
     while chosen:
         name = chosen.pop(0)
         each = _judged(module, name, kind, options)
         if each.ok is None or (each.answer and each.answer.mistakes[:1] in _VAGUE):  # its parts say something, too
-            covered = set().union(*(pieces.all[other].uses for other in (*chosen, *(x.name for x in judged))))
-            chosen += [part for part in pieces.parts_of(name) if part not in covered and not kind]
-        if each.ok or kind or pieces.all[name].is_sure():
+            covered = set().union(*(definitions.all[other].uses for other in (*chosen, *(x.name for x in judged))))
+            chosen += [part for part in definitions.parts_of(name) if part not in covered and not kind]
+        if each.ok or kind or definitions.all[name].is_sure():
             judged.append(each)
         else:
             words = "its name alone says that it may be a {kind}: write {file}:{name} to judge it"
-            text = said(words, kind=pieces.all[name].kind, file=path.name, name=name)
+            text = said(words, kind=definitions.all[name].kind, file=path.name, name=name)
             left.append(Judged(name, None, None, Problem("not_sure", text)))
-    return Report(str(path), judged, left=left)
+    return FileReport(str(path), judged, left=left)
 
 
 def _kind(mine: Any, kind: Optional[str]) -> Optional[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from ..asking.answers import failed
-from .files import Problem, Report, ended_after, judged
+from .files import FileReport, Problem, ended_after, judged
 
 _written = json.dumps  # what the file does to json later is nothing to this
 
@@ -23,14 +23,14 @@ def main() -> None:
         send = _sender(stdout, asked["token"])
         send({"begun": True})
 
-        def show(report: Report) -> None:
+        def show(report: FileReport) -> None:
             send({"ok": report.ok, "text": str(report), "report": report.as_dict()})
 
         try:
             with ended_after(asked["seconds"], file, show):
                 show(judged(file, asked["name"], asked["kind"], mask=asked["mask"]))
         except BaseException as error:  # of check itself, or of a file that changed what check uses
-            show(Report(file, problem=Problem("internal", failed(error))))
+            show(FileReport(file, problem=Problem("internal", failed(error))))
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(0)

@@ -27,7 +27,7 @@ MASKED = -1e6  # d2l gives every masked key this score: its exp is 0
 LARGEST = 64  # more rows or columns are too many to look at
 
 
-class _Inputs(NamedTuple):
+class _StepInputs(NamedTuple):
     """One example: queries (Q, D), keys (K, D), values (K, Dv), and how many keys each query may see."""
 
     q: Array
@@ -70,7 +70,7 @@ class Steps(Page):
            [0.33, 0.67]])
     """
 
-    def __init__(self, inputs: _Inputs) -> None:
+    def __init__(self, inputs: _StepInputs) -> None:
         q, k, v = inputs.q, inputs.k, inputs.v
         self.inputs = inputs
         self.scores = q @ k.T
@@ -282,7 +282,7 @@ class Tiles(Page):
     [(0, 2), (2, 4)]
     """
 
-    def __init__(self, inputs: _Inputs, block_size: Optional[int] = None) -> None:
+    def __init__(self, inputs: _StepInputs, block_size: Optional[int] = None) -> None:
         num_queries, num_keys = inputs.q.shape[0], inputs.k.shape[0]
         if block_size is None:
             block_size = max(1, -(-num_keys // 4)) if num_keys > 4 else min(2, num_keys)
@@ -369,7 +369,7 @@ def online_softmax(q: Array, k: Array, v: Array, lengths: NDArray[np.int64], blo
 # ---- reading the arguments ----------------------------------------------------------------------------------------
 
 
-def read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, same_features: bool = True) -> _Inputs:
+def read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, same_features: bool = True) -> _StepInputs:
     """The arguments as one example, checked."""
     arrays = [to_numpy(x, name).astype(np.float64) for name, x in (("q", q), ("k", k), ("v", v))]
     shapes = ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", arrays))
@@ -399,7 +399,7 @@ def read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, sam
         if lens.shape not in ((), (1,), (len(q),)):
             raise ShapeError(f"valid_lens must be one length, or {len(q)} (one per query), got shape {lens.shape}")
         lengths = np.broadcast_to(np.clip(lens, 0, len(k)), (len(q),))
-    return _Inputs(q, k, v, lengths, *labels.fit(labels.pair_of(tokens, 0, 1), len(q), len(k)))
+    return _StepInputs(q, k, v, lengths, *labels.fit(labels.pair_of(tokens, 0, 1), len(q), len(k)))
 
 
 # ---- what the players say -----------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ def read(q: Any, k: Any, v: Any, valid_lens: Any, tokens: Any, example: int, sam
 STEPS = json.loads((Path(__file__).parent / "players.json").read_text(encoding="utf-8"))
 
 
-def _player(inputs: _Inputs, name: str, title: str, steps: Any, **more: Any) -> dict[str, Any]:
+def _player(inputs: _StepInputs, name: str, title: str, steps: Any, **more: Any) -> dict[str, Any]:
     """The data of a player: what both players need, the texts of the steps, and `more` of one player."""
     return {
         "qt": inputs.query_tokens,

@@ -30,7 +30,7 @@ class Edit(NamedTuple):
     is_of_name: bool = False  # another name, of which there are many
 
 
-class Names(NamedTuple):
+class Scope(NamedTuple):
     """What a function's lines may read: its variables, the attributes of self that its class has, and the names of its
     file."""
 
@@ -39,7 +39,7 @@ class Names(NamedTuple):
     of_file: Sequence[str]
 
 
-def edits(nodes: Sequence[Any], names: Names, of: str = "") -> Iterator[Edit]:
+def edits(nodes: Sequence[Any], names: Scope, of: str = "") -> Iterator[Edit]:
     """Changes of one place; `of`: those alone that mend a mistake of this id."""
     for change in _of_mistake(of) if of else _ALL:
         for node in nodes:
@@ -67,7 +67,7 @@ def _number(node: Any) -> Any:
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 
-def _axes(node: Any, _: Names) -> Iterator[Edit]:
+def _axes(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Call):
         named = [x.value for x in node.keywords if x.arg in ("axis", "dim")]
         told = [*named, *(x for x in node.args if _number(x) is not None)]
@@ -76,7 +76,7 @@ def _axes(node: Any, _: Names) -> Iterator[Edit]:
         yield _edit(node.slice, "-1")
 
 
-def _roots(node: Any, _: Names) -> Iterator[Edit]:
+def _roots(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.BinOp):
         left, right = ast.unparse(node.left), ast.unparse(node.right)
         if isinstance(node.op, ast.Div):
@@ -99,7 +99,7 @@ def _called(node: Any) -> str:
     return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
-def _features(node: Any, _: Names) -> Iterator[Edit]:
+def _features(node: Any, _: Scope) -> Iterator[Edit]:
     """Of a product of queries and keys that is scaled in its line: their features, under a root of something else."""
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
         inner = [*ast.walk(node.value)]
@@ -110,7 +110,7 @@ def _features(node: Any, _: Names) -> Iterator[Edit]:
             yield from (_edit(x, f"{ast.unparse(product.left)}.shape[-1]") for x in roots)
 
 
-def _comparisons(node: Any, _: Names) -> Iterator[Edit]:
+def _comparisons(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
         for table in (_COMPARED, _OTHER_WAY):
@@ -118,7 +118,7 @@ def _comparisons(node: Any, _: Names) -> Iterator[Edit]:
                 yield _edit(node, f"{left} {table[type(node.ops[0])]} {right}")
 
 
-def _inversions(node: Any, _: Names) -> Iterator[Edit]:
+def _inversions(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Invert, ast.USub)):
         yield _edit(node, ast.unparse(node.operand))
     if isinstance(node, ast.Call) and _called(node) in ("masked_fill", "masked_fill_", "where") and node.args:
@@ -129,7 +129,7 @@ def _inversions(node: Any, _: Names) -> Iterator[Edit]:
             yield _edit(node.args[0], f"~{node.args[0].id}")
 
 
-def _fills(node: Any, _: Names) -> Iterator[Edit]:
+def _fills(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Call) and _called(node) in ("masked_fill", "masked_fill_", "where", "full", "full_like"):
         yield from (_edit(x, "-1e9") for x in node.args[1:] if not isinstance(x, ast.Name))
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
@@ -138,7 +138,7 @@ def _fills(node: Any, _: Names) -> Iterator[Edit]:
         yield _edit(node.right, "-1e9")
 
 
-def _calls(node: Any, _: Names) -> Iterator[Edit]:
+def _calls(node: Any, _: Scope) -> Iterator[Edit]:
     """Another function; and a call with one argument without the function."""
     if isinstance(node, ast.Call):
         other = _NAMES.get(_called(node))
@@ -168,7 +168,7 @@ def _inner(node: Any) -> str:
     return f"({text})" if isinstance(node, (ast.BinOp, ast.UnaryOp)) else text
 
 
-def _in_functions(node: Any, names: Names) -> Iterator[Edit]:
+def _in_functions(node: Any, names: Scope) -> Iterator[Edit]:
     """What is given a name, or returned, in exp or tanh; that, or a variable, in softmax or in a layer."""
     whole = node.value if isinstance(node, (ast.Assign, ast.Return)) else None
     library = "np" if "np" in names.of_file else "torch"
@@ -179,7 +179,7 @@ def _in_functions(node: Any, names: Names) -> Iterator[Edit]:
             yield from _in_softmax(part, names)
 
 
-def _in_softmax(part: Any, names: Names) -> Iterator[Edit]:
+def _in_softmax(part: Any, names: Scope) -> Iterator[Edit]:
     text = ast.unparse(part)
     own = [x for x in names.of_file if "softmax" in x.lower() and "masked" not in x.lower()]
     own += [f"self.{x}" for x in names.attributes if "softmax" in x.lower()]
@@ -188,7 +188,7 @@ def _in_softmax(part: Any, names: Names) -> Iterator[Edit]:
         yield _edit(part, f"{_inner(part)}.softmax(-1)")
 
 
-def _in_layers(node: Any, names: Names) -> Iterator[Edit]:
+def _in_layers(node: Any, names: Scope) -> Iterator[Edit]:
     """A variable in one of the layers that self has, or times one of its matrices."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names.variables:
         for each in names.attributes:
@@ -198,7 +198,7 @@ def _in_layers(node: Any, names: Names) -> Iterator[Edit]:
                 )
 
 
-def _sides(node: Any, _: Names) -> Iterator[Edit]:
+def _sides(node: Any, _: Scope) -> Iterator[Edit]:
     """Of a sum of two products, a factor of each in the other's place."""
     if isinstance(node, ast.BinOp) and isinstance(node.left, ast.BinOp) and isinstance(node.right, ast.BinOp):
         one, two, symbol = node.left, node.right, _SYMBOLS.get(type(node.op))
@@ -211,7 +211,7 @@ def _sides(node: Any, _: Names) -> Iterator[Edit]:
                 )
 
 
-def _ranges(node: Any, names: Names) -> Iterator[Edit]:
+def _ranges(node: Any, names: Scope) -> Iterator[Edit]:
     """arange(1, n + 1), arange(n // 2) as arange(n), arange(0, n, 2); with an offset."""
     if not (isinstance(node, ast.Call) and _called(node) in ("arange", "range") and node.args):
         return
@@ -228,7 +228,7 @@ def _ranges(node: Any, names: Names) -> Iterator[Edit]:
                 yield _edit(node, f"({ast.unparse(node)} + {name})")
 
 
-def _interleaved(node: Any, _: Names) -> Iterator[Edit]:
+def _interleaved(node: Any, _: Scope) -> Iterator[Edit]:
     """(head_dim, heads), transposed, as (heads, head_dim)."""
     if not (isinstance(node, ast.Call) and _called(node) in ("transpose", "permute") and _is_method(node)):
         return
@@ -250,7 +250,7 @@ def _is_method(node: Any) -> bool:
     return isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
 
 
-def _numbers_beside(node: Any, _: Names) -> Iterator[Edit]:
+def _numbers_beside(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Constant) and type(node.value) is float and node.value >= 50:
         yield _edit(node, "10000.0")
     n = _number(node)
@@ -261,7 +261,7 @@ def _numbers_beside(node: Any, _: Names) -> Iterator[Edit]:
         yield from (_edit(node, str(x)) for x in others if x not in (n, n - 1, n + 1))
 
 
-def _symbols(node: Any, _: Names) -> Iterator[Edit]:
+def _symbols(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         yield Edit(_end(node.targets[0]), node.value.col_offset, " += ")
     if isinstance(node, ast.BinOp) and type(node.op) in _SYMBOLS:
@@ -272,7 +272,7 @@ def _symbols(node: Any, _: Names) -> Iterator[Edit]:
         yield from (_edit(node, f"{left} {each} {right}") for each in "+-*/" if each != own and not opposite)
 
 
-def _without(node: Any, _: Names) -> Iterator[Edit]:
+def _without(node: Any, _: Scope) -> Iterator[Edit]:
     """One side of an operation alone; a method's object alone; a slice without its end; no scale that is given."""
     if isinstance(node, ast.Slice) and node.upper is not None and node.step is None:
         yield _edit(node, f"{ast.unparse(node.lower) if node.lower is not None else ''}:")
@@ -288,7 +288,7 @@ def _without(node: Any, _: Names) -> Iterator[Edit]:
                 yield Edit(_end(before), _end(node.keywords[-1].value), "")
 
 
-def _orders(node: Any, _: Names) -> Iterator[Edit]:
+def _orders(node: Any, _: Scope) -> Iterator[Edit]:
     """Two values, or two targets, in the other order; axes in another one."""
     if isinstance(node, (ast.Tuple, ast.Call)):
         items = node.elts if isinstance(node, ast.Tuple) else node.args
@@ -302,7 +302,7 @@ def _orders(node: Any, _: Names) -> Iterator[Edit]:
                     yield Edit(items[0].col_offset, _end(items[-1]), text)
 
 
-def _other_names(node: Any, names: Names) -> Iterator[Edit]:
+def _other_names(node: Any, names: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Name) and node.id in names.variables and isinstance(node.ctx, ast.Load):
         yield from (_edit(node, name, True) for name in names.variables if name != node.id)
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
@@ -310,7 +310,7 @@ def _other_names(node: Any, names: Names) -> Iterator[Edit]:
             yield from (_edit(node, f"self.{name}", True) for name in names.attributes if name != node.attr)
 
 
-def _indices(node: Any, names: Names) -> Iterator[Edit]:
+def _indices(node: Any, names: Scope) -> Iterator[Edit]:
     """A variable in the place of a number between brackets; the other side of a slice; a slice with a sign."""
     if isinstance(node, ast.Subscript):
         places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -324,7 +324,7 @@ def _indices(node: Any, names: Names) -> Iterator[Edit]:
             yield _edit(node, f":{ast.unparse(node.lower)}")
 
 
-def _signs(node: Any, _: Names) -> Iterator[Edit]:
+def _signs(node: Any, _: Scope) -> Iterator[Edit]:
     """Two halves with other signs, or in another order."""
     if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) == 2:
         one, two = (ast.unparse(x.operand if isinstance(x, ast.UnaryOp) else x) for x in node.elts)
@@ -332,7 +332,7 @@ def _signs(node: Any, _: Names) -> Iterator[Edit]:
             yield Edit(node.elts[0].col_offset, _end(node.elts[1]), ", ".join(pair))
 
 
-def _halves(node: Any, _: Names) -> Iterator[Edit]:
+def _halves(node: Any, _: Scope) -> Iterator[Edit]:
     """Each number twice, or all of them once more."""
     if isinstance(node, ast.Call) and _called(node) in ("repeat", "repeat_interleave", "tile") and node.args:
         of = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
@@ -351,7 +351,7 @@ def _halves(node: Any, _: Names) -> Iterator[Edit]:
                         f"{one}.repeat_interleave(2, dim=-1)")  # fmt: skip
 
 
-def _letters(node: Any, _: Names) -> Iterator[Edit]:
+def _letters(node: Any, _: Scope) -> Iterator[Edit]:
     """The letters of einsum, or the names of rearrange: two of the result, or of an operand, in the other order."""
     if not (isinstance(node, ast.Constant) and isinstance(node.value, str) and "->" in node.value):
         return
@@ -370,7 +370,7 @@ def _letters(node: Any, _: Names) -> Iterator[Edit]:
                 yield _edit(node, repr(node.value.replace(part, f"({inner[2]} {inner[1]})")))
 
 
-def _normalised(node: Any, _: Names) -> Iterator[Edit]:
+def _normalised(node: Any, _: Scope) -> Iterator[Edit]:
     """What is given a name, divided by its sum; or softmax of it."""
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
         value = ast.unparse(node.value)
@@ -379,7 +379,7 @@ def _normalised(node: Any, _: Names) -> Iterator[Edit]:
         yield _edit(node.value, f"softmax({value})")
 
 
-def _turned(node: Any, _: Names) -> Iterator[Edit]:
+def _turned(node: Any, _: Scope) -> Iterator[Edit]:
     """A matrix transposed, or not."""
     if isinstance(node, ast.Attribute) and node.attr == "T":
         yield _edit(node, ast.unparse(node.value))
@@ -388,7 +388,7 @@ def _turned(node: Any, _: Names) -> Iterator[Edit]:
             yield _edit(node.right, f"{ast.unparse(node.right)}.T")
 
 
-def _with_scale(node: Any, names: Names) -> Iterator[Edit]:
+def _with_scale(node: Any, names: Scope) -> Iterator[Edit]:
     """What is given a name, divided by the root of the features."""
     if isinstance(node, ast.Assign) and isinstance(node.value, (ast.BinOp, ast.Call)):
         value = ast.unparse(node.value)
@@ -397,7 +397,7 @@ def _with_scale(node: Any, names: Names) -> Iterator[Edit]:
                 yield _edit(node.value, f"{value} / {name} ** 0.5")
 
 
-def _wrapped(node: Any, _: Names) -> Iterator[Edit]:
+def _wrapped(node: Any, _: Scope) -> Iterator[Edit]:
     """What is returned, projected."""
     if isinstance(node, ast.Return) and node.value is not None:
         inner = ast.unparse(node.value)
@@ -435,5 +435,5 @@ _MENDS = {
 }  # fmt: skip
 
 
-def _of_mistake(id: str) -> Sequence[Callable[[Any, Names], Iterator[Edit]]]:
+def _of_mistake(id: str) -> Sequence[Callable[[Any, Scope], Iterator[Edit]]]:
     return next((changes for starts, changes in _MENDS.items() if id.startswith(starts)), _ALL)

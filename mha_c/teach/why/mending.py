@@ -23,7 +23,7 @@ import numpy as np
 from ..asking.comparing import equal, output
 from ..asking.mistakes import function
 from ..asking.rounds import Run
-from .edits import Edit, Names, edits, is_of_number
+from .edits import Edit, Scope, edits, is_of_number
 from .noting import Place, functions_noted, written_by_them
 
 _MOST = 400  # changes that are tried for one answer: none of some 300 that were found was beyond the 340th
@@ -43,7 +43,7 @@ class Mended(NamedTuple):
     text: str
 
 
-class _Change(NamedTuple):
+class _Candidate(NamedTuple):
     """A change of a line; of those that make all right, the one with the least cost is told."""
 
     cost: tuple[int, ...]
@@ -63,7 +63,7 @@ def mended(run: Run, form: str, places: Sequence[Place], id: str = "", share: fl
     right = [output(function(form), inputs) for inputs in run.probes]
     tried: set[Any] = set()
     for of in dict.fromkeys((id, id if id in _AS_IT_IS else "")):
-        found: Optional[_Change] = None
+        found: Optional[_Candidate] = None
         most = share * _MOST
         for change in _ordered(lines, places, of):
             if len(tried) >= most or process_time() > end:
@@ -80,9 +80,9 @@ def mended(run: Run, form: str, places: Sequence[Place], id: str = "", share: fl
     return None
 
 
-def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id: str) -> list[_Change]:
+def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id: str) -> list[_Candidate]:
     """All changes, the smallest and nearest first."""
-    made: list[tuple[int, _Change]] = []
+    made: list[tuple[int, _Candidate]] = []
     for theirs, number in lines:
         near = (
             abs(number - each.number) for each in places if each.file == theirs.file and each.number in theirs.lines
@@ -92,7 +92,7 @@ def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id
     return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
 
 
-def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Change]]:
+def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Candidate]]:
     """The changes of a line, each with how late it is tried."""
     raw = theirs.line(number).encode()
     for edit in theirs.edits(number, id):
@@ -104,7 +104,7 @@ def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Ch
         last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + cost[0])
         text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
         likely = 2 * is_of_number(edit, raw) + 2 * ("->" in edit.text)  # an axis, a sign; more so, letters of einsum
-        yield min(size, _LARGE) + last - likely, _Change(cost, theirs, number, text)
+        yield min(size, _LARGE) + last - likely, _Candidate(cost, theirs, number, text)
 
 
 def _size(edit: Edit, line: bytes) -> int:
@@ -136,7 +136,7 @@ def _is_new_sign(edit: Edit, line: bytes) -> int:
     return 2 * ("-" in edit.text and b"-" not in line)
 
 
-def _is_right_with(run: Run, right: Sequence[Any], change: _Change) -> bool:
+def _is_right_with(run: Run, right: Sequence[Any], change: _Candidate) -> bool:
     """Whether all outcomes are right with it."""
     code = change.of.compiled(change.number, change.text)
     if code is None:
@@ -192,11 +192,11 @@ class _Function:
         self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
         self._first = first - (self._text is not lines)
         of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
-        self._names = Names([x for x in _variables(made.__code__) if x != "self"], attributes, of_file)
+        self._names = Scope([x for x in _variables(made.__code__) if x != "self"], attributes, of_file)
         tree = ast.parse("".join(self._text))
         nodes: list[Any] = [x for x in ast.walk(tree) if isinstance(x, (ast.expr, ast.stmt, ast.slice))]
         self._nodes = [x for x in nodes if getattr(x, "lineno", 0) == getattr(x, "end_lineno", -1)]
-        self._changes: dict[tuple[int, str], list[tuple[int, _Change]]] = {}
+        self._changes: dict[tuple[int, str], list[tuple[int, _Candidate]]] = {}
 
     def line(self, number: int) -> str:
         return self._text[number - self._first].rstrip("\n")
@@ -205,7 +205,7 @@ class _Function:
         """Changes of one place of a line."""
         return edits([x for x in self._nodes if x.lineno == number - self._first + 1], self._names, of)
 
-    def changes(self, number: int, id: str) -> list[tuple[int, _Change]]:
+    def changes(self, number: int, id: str) -> list[tuple[int, _Candidate]]:
         """The changes of a line, each with how late it is tried."""
         if (number, id) not in self._changes:
             self._changes[number, id] = list(_changes(self, number, id))

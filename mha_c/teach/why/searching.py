@@ -15,7 +15,7 @@ import numpy as np
 from ..asking.probes import Inputs
 from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
 from .noting import Operation, Place, Trace
-from .traces import Change, first_read, heads, last_of, otherwise, stages
+from .traces import ChangedLine, first_read, heads, last_of, otherwise, stages
 
 _OF_LAYOUT = (
     "reshape", "view", "transpose", "swapaxes", "permute", "T", "mT", "flatten",
@@ -101,7 +101,7 @@ class Search:
             return not alike or any(is_arranged(step.value, x) for x in alike)
         return True
 
-    def of_mistake(self, id: str, wrong: Trace, right: Trace, changed: Sequence[Change]) -> Optional[Place]:
+    def of_mistake(self, id: str, wrong: Trace, right: Trace, changed: Sequence[ChangedLine]) -> Optional[Place]:
         """The line of a mistake: where the numbers of the book's changed line appear, or what leads to them began."""
         if not self.is_noted:
             return None
@@ -174,7 +174,7 @@ class Search:
                 return step.place
         return None
 
-    def _swapped(self, wrong: Trace, right: Trace, changed: Sequence[Change]) -> Optional[Place]:
+    def _swapped(self, wrong: Trace, right: Trace, changed: Sequence[ChangedLine]) -> Optional[Place]:
         """Of inputs or weights in each other's place: where they are exchanged, or the first product that is not right;
         of products that the book has in another place, the one that takes the place of what is missing."""
         for step in self.steps:

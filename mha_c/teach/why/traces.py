@@ -66,7 +66,7 @@ def book_trace(form: str, mistakes: Sequence[Mistake], inputs: Inputs) -> Trace:
     return trace
 
 
-class Change(NamedTuple):
+class ChangedLine(NamedTuple):
     """A line of the book, as a mistake has it: where it stands there, and how the book itself reads."""
 
     where: str
@@ -78,13 +78,13 @@ class Change(NamedTuple):
         return place.file == f"book:{self.where}" and place.number == self.line
 
 
-def last_of(trace: Trace, change: Change) -> list[Any]:
+def last_of(trace: Trace, change: ChangedLine) -> list[Any]:
     """What a line of the book gives, each time that it runs."""
     own = [i for i, x in enumerate(trace.steps) if change.is_at(x.place)]
     return [trace.steps[i].value for i in own if i + 1 not in own]
 
 
-def first_read(right: Trace, change: Change) -> list[Any]:
+def first_read(right: Trace, change: ChangedLine) -> list[Any]:
     """What a line of the book that is lost would read."""
     for step in right.steps:
         if step.place.file == f"book:{change.where}" and step.place.text == change.book and step.sources:
@@ -92,7 +92,7 @@ def first_read(right: Trace, change: Change) -> list[Any]:
     return []
 
 
-def changed(form: str, mistakes: Sequence[Mistake], number: int) -> list[Change]:
+def changed(form: str, mistakes: Sequence[Mistake], number: int) -> list[ChangedLine]:
     """The lines that one of these mistakes changes."""
     others = [x for i, x in enumerate(mistakes) if i != number]
     before, after = sources(form, others) or {}, sources(form, mistakes) or {}
@@ -102,7 +102,7 @@ def changed(form: str, mistakes: Sequence[Mistake], number: int) -> list[Change]
         for tag, i, j, k, m in SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
             if tag != "equal":
                 theirs = next((x for x in one[i:j] if not x.startswith("def ")), one[i] if i < len(one) else "")
-                found += [Change(name, n + 1, theirs.strip(), m == k) for n in range(k, max(m, k + 1))]
+                found += [ChangedLine(name, n + 1, theirs.strip(), m == k) for n in range(k, max(m, k + 1))]
     return [each for each in found if not each.book.startswith("def ")]
 
 

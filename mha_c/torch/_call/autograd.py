@@ -22,7 +22,7 @@ from .._private import observed, quick_apply
 from .._tensors import mask_for_core, optional_tensor
 from . import formulas
 from .dropout import core_dropout
-from .records import PLAIN_OPTIONS, AttentionCall, AttentionTensors, LayerCall, Parameters, new_record
+from .records import PLAIN_OPTIONS, AttentionCall, AttentionTensors, LayerCall, LayerParameters, new_record
 from .scored import Scored
 from .turning import turned, turns
 
@@ -31,7 +31,7 @@ from .turning import turned, turns
 # less a call.
 LARGE_BYTES = 1 << 18
 N_LARGE = 6  # q, k, row_max, row_sum, projected values, attended values
-N_INPUTS, N_TENSORS = 3, 3 + len(Parameters._fields)  # behind them keep_mask and bias, if there is one of them
+N_INPUTS, N_TENSORS = 3, 3 + len(LayerParameters._fields)  # behind them keep_mask and bias, if there is one of them
 
 
 def save(ctx: Any, tensors: Any) -> int:
@@ -105,7 +105,7 @@ def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor,
 
     def layer(queries: Tensor, keys: Tensor, values: Tensor, *others: Any) -> Any:
         n = N_TENSORS - N_INPUTS
-        parameters, masks = Parameters._make(others[:n]), others[n:] or (None, None)
+        parameters, masks = LayerParameters._make(others[:n]), others[n:] or (None, None)
         keys, values = formulas.without_hidden(queries, keys, values, call.of_attention(), masks)
         q, k, v = heads_of(call, (queries, keys, values), parameters)
         heads = AttentionTensors(q, k, v, parameters.w_v, *masks)
@@ -117,7 +117,7 @@ def layer_gradients(tensors: Any, call: LayerCall, needs: Any, grad_out: Tensor,
 
 
 def add_through_projections(
-    grads: Any, of_projected: Any, inputs: Any, parameters: Parameters, call: LayerCall
+    grads: Any, of_projected: Any, inputs: Any, parameters: LayerParameters, call: LayerCall
 ) -> None:
     """Add to the gradients of a layer's inputs and parameters what flows back through projected queries and keys.
 
@@ -148,7 +148,7 @@ def add_through_projections(
             of_b.add_(flat.sum(0))
 
 
-def heads_of(call: LayerCall, inputs: Any, parameters: Parameters) -> list[Tensor]:
+def heads_of(call: LayerCall, inputs: Any, parameters: LayerParameters) -> list[Tensor]:
     """Heads (B, H, rows, d) of the inputs as attention gets them: projected, split, turned."""
     (_, _, _, turn, rows), (of_q, of_k) = call.options or PLAIN_OPTIONS, call.heads
     into, found = parameters.projections(rows), []
@@ -204,7 +204,7 @@ class LayerSource(Source):
     __slots__ = ()
 
     @staticmethod
-    def of(queries: Tensor, keys: Tensor, parameters: Parameters, masks: Any, call: LayerCall) -> Source:
+    def of(queries: Tensor, keys: Tensor, parameters: LayerParameters, masks: Any, call: LayerCall) -> Source:
         """As few objects as can be: each training step makes them and frees them."""
         W_q, W_k, _, _, b_q, b_k, _, _, w_v = parameters
         changes = changes_of((queries, keys, W_q, W_k, b_q, b_k, w_v, *masks))
@@ -224,7 +224,7 @@ class LayerSource(Source):
         queries, keys, W_q, W_k, b_q, b_k, w_v, *given = tensors
         call, masks = self.call.of_attention(), given or (None, None)
         keys, _ = formulas.without_hidden(queries, keys, keys, call, masks)
-        q, k = heads_of(self.call, (queries, keys), Parameters(W_q, W_k, b_q=b_q, b_k=b_k))
+        q, k = heads_of(self.call, (queries, keys), LayerParameters(W_q, W_k, b_q=b_q, b_k=b_k))
         return Scored(q, k, w_v, call.valid_lens, call.empty_rows, call.causal, *masks).computed()
 
 

@@ -13,11 +13,11 @@ from ..._core import layer_parts
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from .._tensors import FLOATS, common_type, exporting, is_compiling
 from .packed import Packed
-from .records import PLAIN_OPTIONS, Options, Parameters
+from .records import PLAIN_OPTIONS, LayerParameters, Options
 
 
-class _Layout(NamedTuple):
-    slots: tuple[tuple[int, str], ...]  # places among the Parameters; names of the children
+class _LayoutFields(NamedTuple):
+    slots: tuple[tuple[int, str], ...]  # places among the LayerParameters; names of the children
     inner: Optional[tuple[str, type]]  # the child that holds the dropout, if it is not in the layer itself
     linear: type
     dropout: Optional[type]  # None: the layer has none
@@ -26,10 +26,10 @@ class _Layout(NamedTuple):
     hooks: tuple[str, ...]
     words: tuple[str, ...]
     tensors: tuple[type, ...]  # types of parameters; none: any
-    record: type[Parameters]
+    record: type[LayerParameters]
 
 
-class Layout(_Layout):
+class Layout(_LayoutFields):
     """What the children of a layer must be so that one call can replace their calls: csrc/python/torch/children.c.
 
     A class of layers has one, which never changes.
@@ -47,7 +47,7 @@ class Layout(_Layout):
         methods = tuple((vars(x) if isinstance(x, ModuleType) else x, *method) for x, *method in methods)
         words = "__dict__", "forward", "_modules", "_parameters", "weight", "bias", "dropout", "inplace", "_frozen"
         types = Tensor, nn.Parameter
-        return cls(slots, inner, nn.Linear, dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, Parameters)
+        return cls(slots, inner, nn.Linear, dropout, methods, GLOBAL_HOOKS, HOOKS, words, types, LayerParameters)
 
     @cached_property
     def of_any_tensors(self) -> Layout:
@@ -63,7 +63,7 @@ class Layout(_Layout):
 class Parts(NamedTuple):
     """What one call reads of a layer whose children do what their classes say and no more."""
 
-    parameters: Parameters
+    parameters: LayerParameters
     holder: dict[str, Any]  # state of the module that shows the weights
     dropout: Any
     packed: Optional[Packed]  # what `frozen` has packed of these parameters
@@ -86,7 +86,11 @@ class Parts(NamedTuple):
             found.append(found[same] if same < i else None if x is None else x.to(common))
         if options.bias is not None:
             options = options._replace(bias=options.bias.to(common))
-        return self._replace(parameters=Parameters(*found), packed=None), tuple(x.to(common) for x in inputs), options
+        return (
+            self._replace(parameters=LayerParameters(*found), packed=None),
+            tuple(x.to(common) for x in inputs),
+            options,
+        )
 
     def for_projected(self) -> Parts:
         """For a call whose keys and values have been through W_k and W_v already."""
@@ -116,7 +120,7 @@ def parts_in_python(module: Any, attention_alone: bool = False) -> Optional[Part
     return None if parameters is None else Parts(parameters, inner.__dict__, inner._modules.get("dropout"), None)
 
 
-def plain_parameters(module: Any, attention_alone: bool = False) -> Optional[Parameters]:
+def plain_parameters(module: Any, attention_alone: bool = False) -> Optional[LayerParameters]:
     """The parameters of the layer's linear children; None where one of them does something else than its class."""
     found: list[Any] = [None] * 9
     slots = _layout_in_python(type(module), exporting())[1]
@@ -132,7 +136,7 @@ def plain_parameters(module: Any, attention_alone: bool = False) -> Optional[Par
             found[slot + 4] = own["bias"]
         elif own["bias"] is not None:  # attention does not depend on it, but its gradient is 0 and not None
             return None
-    return Parameters(*found)
+    return LayerParameters(*found)
 
 
 def has_first_names(module: Any) -> bool:

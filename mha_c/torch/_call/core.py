@@ -28,7 +28,7 @@ def call(
     """The output.
 
     parts    Parts of the module, perhaps as a tuple
-    steps    the `decoding.Steps` of a call with a cache
+    steps    the `decoding.NewSteps` of a call with a cache
     dtype    type of the result; None: that of queries
     options  None: the call has none
     BufferError if a tensor has no plain memory, TypeError if types differ or are no FLOATS: nothing has been

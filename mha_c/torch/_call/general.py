@@ -114,7 +114,7 @@ def by_the_book(layer: Any, inputs: Any, asked: Asked, projected: bool = False, 
     """The output.  Nothing is looked at before the lines do so; an error of theirs is put into our words.
 
     projected  keys and values have been through W_k and W_v already
-    steps      the `decoding.Steps` of a call with a cache
+    steps      the `decoding.NewSteps` of a call with a cache
     """
     if layer._last is not None:
         layer.__dict__["_last"] = None  # perhaps assigned

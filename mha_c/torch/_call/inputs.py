@@ -43,7 +43,7 @@ def check_projected(linear: Any, name: str, x: Any) -> None:
 
 
 def children_of(module: Any, projected: bool) -> dict[int, Any]:
-    """The projections of a call, by their places among the Parameters.
+    """The projections of a call, by their places among the LayerParameters.
 
     projected   keys and values have been through W_k and W_v: without these
     """

@@ -24,7 +24,7 @@ from .checks import checked_lengths
 from .children import Parts
 from .dropout import number, rate
 from .formulas import gradients, split_heads
-from .records import LayerCall, Options, Parameters, pair
+from .records import LayerCall, LayerParameters, Options, pair
 from .scored import Computed, Scored
 from .turning import turn_for_core
 
@@ -129,27 +129,27 @@ def _tensor(value: Any, like: Tensor, dtype: Optional[torch.dtype] = None) -> Te
     return torch.from_numpy(value) if value is not None else like.new_empty(0, dtype=dtype or like.dtype)
 
 
-class _Call(NamedTuple):
+class _OperatorCall(NamedTuple):
     """The arguments of the operator, as the core takes them."""
 
     queries: Tensor
     keys: Tensor
     values: Tensor
     valid_lens: Any
-    parameters: Parameters
+    parameters: LayerParameters
     call: LayerCall
 
     @classmethod
-    def of(cls, arguments: Any) -> _Call:
+    def of(cls, arguments: Any) -> _OperatorCall:
         tensors, words, seed = arguments[:N_TENSORS], Words(*arguments[N_TENSORS:-1]), arguments[-1]
         queries, keys, values, lens, *nine, keep_mask, bias = map(without_subclass, tensors)
         options = words.options((keep_mask, bias), max(queries.shape[1], keys.shape[1]), queries.dtype)
         call = words.call(lens, number(seed), options.for_core(True))
-        return cls(queries, keys, values, lens, Parameters(*nine), call)
+        return cls(queries, keys, values, lens, LayerParameters(*nine), call)
 
 
 def _layer(*arguments: Any) -> tuple[Tensor, ...]:
-    queries, keys, values, valid_lens, parameters, call = _Call.of(arguments)
+    queries, keys, values, valid_lens, parameters, call = _OperatorCall.of(arguments)
     out, tape = layer_forward(
         queries, keys, values, lengths(valid_lens), parameters, parameters.w_v, *call[1:5], True, call.options
     )
@@ -163,7 +163,7 @@ def _layer(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 def _layer_with_weights(*arguments: Any) -> tuple[Tensor, Tensor]:
-    queries, keys, values, valid_lens, parameters, call = _Call.of(arguments)
+    queries, keys, values, valid_lens, parameters, call = _OperatorCall.of(arguments)
     lens = lengths(valid_lens)
     out, kept = layer_forward(queries, keys, values, lens, parameters, parameters.w_v, *call[1:5], False, call.options)
     return out, _tensor(kept[1], queries)
@@ -232,7 +232,7 @@ def _weights_grads_fake(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 def _layer_grads(grad_out: Tensor, grad_q: Any, grad_k: Any, *rest: Any) -> tuple[Tensor, ...]:
     tape, needs = rest[:N_TAPE], rest[-1]
-    queries, keys, values, valid_lens, parameters, call = _Call.of(rest[N_TAPE:-1])
+    queries, keys, values, valid_lens, parameters, call = _OperatorCall.of(rest[N_TAPE:-1])
     *projected, context, row_max, row_sum, lens = (x.detach().numpy() for x in tape)
     q, k, v = (None if W is None else x for x, W in zip(projected, parameters))
     lens = None if valid_lens is None else lens

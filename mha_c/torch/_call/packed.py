@@ -8,18 +8,18 @@ import numpy as np
 
 from ... import _core
 from .._tensors import array
-from .records import Parameters
+from .records import LayerParameters
 
 
 class Packed(NamedTuple):
     """Weights packed for the kernels; `layer_parts` uses them while parameters and instruction set are the same."""
 
     isa: str
-    parameters: Parameters
+    parameters: LayerParameters
     ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
 
     @classmethod
-    def of(cls, module: Any, parameters: Parameters) -> Packed:
+    def of(cls, module: Any, parameters: LayerParameters) -> Packed:
         in_core = module._for_core(parameters)
         pairs = zip(in_core[:4], in_core[4:8])
         ready = tuple(None if W is None else (pack(W), b, tuple(W.shape)) for W, b in pairs)

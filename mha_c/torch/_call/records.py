@@ -35,7 +35,7 @@ Drop = Callable[[Tensor], Tensor]
 new_record: Any = tuple.__new__  # a third of the time of a record's own constructor
 
 
-class Parameters(NamedTuple):
+class LayerParameters(NamedTuple):
     """The parameters of a layer, None where it has none; the core reads them by position (csrc/python/layer_call.h)."""
 
     W_q: Optional[Tensor] = None
@@ -59,12 +59,12 @@ class Parameters(NamedTuple):
             found.append(None if W is None else partial(linear, weight=W, bias=b))
         return found
 
-    def apart(self, rows: Any) -> Parameters:
+    def apart(self, rows: Any) -> LayerParameters:
         """With W_q, W_k and W_v by themselves, which have these rows of a joint weight."""
         found = [x if x is None else _taken(x, some) for x, some in zip((*self[:3], *self[4:7]), (*rows, *rows))]
-        return Parameters(*(*found[:3], self.W_o, *found[3:], self.b_o, self.w_v))
+        return LayerParameters(*(*found[:3], self.W_o, *found[3:], self.b_o, self.w_v))
 
-    def for_projected(self) -> Parameters:
+    def for_projected(self) -> LayerParameters:
         """Those of a call whose keys and values have been through W_k and W_v already."""
         return self._replace(W_k=None, W_v=None, b_k=None, b_v=None)
 

@@ -17,7 +17,7 @@ from ..._arguments.options import check_causal_steps
 from ..._core import layer_step
 from ..._decoder import caches, rolling
 from .._call.attention import any_needs_grad
-from .._call.records import Asked, Options, Parameters
+from .._call.records import Asked, LayerParameters, Options
 from .._private import on_cpu
 from .._tensors import PLAIN, array, check_inputs, elsewhere, mask_for_core, optional_array, refuse_transforms
 from .._twins import twin
@@ -165,7 +165,7 @@ class StepKeys(NamedTuple):
     n_steps: int
 
 
-class Steps(NamedTuple):
+class NewSteps(NamedTuple):
     """The new steps of a call with a cache; see DecodingLayer.new_cache of the NumPy layers."""
 
     cache: KeyValueCache
@@ -176,7 +176,7 @@ class Steps(NamedTuple):
     masks: tuple[Optional[Tensor], Optional[Tensor]]  # keep_mask, bias: a row for each new step, a column for each step
 
     @classmethod
-    def of(cls, module: Any, cache: Any, inputs: Any, asked: Asked) -> Steps:
+    def of(cls, module: Any, cache: Any, inputs: Any, asked: Asked) -> NewSteps:
         check_cache(module, cache, asked.training)
         check_causal_steps(asked.causal)
         valid_lens = asked.valid_lens
@@ -204,7 +204,7 @@ class Steps(NamedTuple):
             return self.masks
         return tuple(x if x is None else masks_of_steps(x, steps) for x in self.masks)
 
-    def _options(self, parameters: Parameters, weights: Any, steps: Any) -> Optional[Options]:
+    def _options(self, parameters: LayerParameters, weights: Any, steps: Any) -> Optional[Options]:
         rows = self.module._rows_of_joint(parameters) if weights is parameters else None
         if rows is None and self.masks[0] is self.masks[1] is None:
             return None
@@ -215,8 +215,8 @@ class Steps(NamedTuple):
         """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
         return not self.cache._span.rolls or self.n_steps <= 1
 
-    def one_by_one(self, inputs: Any) -> Iterator[tuple[Steps, Any]]:
-        """(Steps, inputs) of one new step after another."""
+    def one_by_one(self, inputs: Any) -> Iterator[tuple[NewSteps, Any]]:
+        """(NewSteps, inputs) of one new step after another."""
         for i in range(self.n_steps):
             counts = 1 if isinstance(self.counts, int) else (self.counts > i).astype(np.int64)
             after = caches.most(self.cache._steps + counts)
@@ -224,7 +224,7 @@ class Steps(NamedTuple):
             one = self._replace(n_steps=1, counts=counts, masks=(keep_mask, bias))
             yield one, tuple(x[:, i : i + 1] for x in inputs)
 
-    def by_core(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
+    def by_core(self, inputs: Any, parameters: LayerParameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
         cache, (queries, keys, values) = self.cache, inputs
         if cache._span.rolls and self.n_steps > 1:
@@ -246,7 +246,7 @@ class Steps(NamedTuple):
         cache._keep(held, after)
         return out, OfSteps(cache._placed(kept, after)) if cache._span.rolls else kept
 
-    def _by_parts(self, inputs: Any, parameters: Parameters, weights: Any) -> Any:
+    def _by_parts(self, inputs: Any, parameters: LayerParameters, weights: Any) -> Any:
         """The same for several steps in a cache with a window."""
         cache, held = self.cache, Held.by(self.module)
         after = cache._check(held, self.counts)

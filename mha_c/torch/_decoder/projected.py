@@ -19,7 +19,7 @@ from ...errors import ShapeError
 from .._call.attention import any_needs_grad
 from .._call.inputs import materialize
 from .._call.readable import parts_for_core
-from .._call.records import Parameters
+from .._call.records import LayerParameters
 from .._private import FakeTensor, observed
 from .._tensors import FLOATS, check_devices, check_inputs, elsewhere, exporting
 from .._twins import twin
@@ -119,7 +119,7 @@ def _rows(module: Any, keys: Tensor, values: Optional[Tensor]) -> list[Optional[
     return found
 
 
-def _by_core(x: Tensor, parameters: Parameters, slot: int, packed: Any) -> Tensor:
+def _by_core(x: Tensor, parameters: LayerParameters, slot: int, packed: Any) -> Tensor:
     """x, projected in the type that the core computes in."""
     x = x if x.dtype in FLOATS else x.float()
     weight, bias = parameters[slot], parameters[slot + 4]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._reading.graph import Value
-from .._reading.turns import Place, Turn
+from .._reading.turns import Column, Turn
 from .layer import CoreCall, Left, LeftThisTime
 from .replaying import Replay
 
@@ -72,7 +72,7 @@ class _Flat:
         return table.reshape(*shape, self.columns) if table.numel() == math.prod((*shape, self.columns)) else None
 
 
-def _gathered(places: list[Optional[Place]], rest: float) -> Callable[[Any], Tensor]:
+def _gathered(places: list[Optional[Column]], rest: float) -> Callable[[Any], Tensor]:
     """What gives a number of each place for each position, `rest` where there is none, of flat tables."""
     runs: list[Any] = []
     for key, group in groupby(places, lambda place: place and (place.table, place.part)):

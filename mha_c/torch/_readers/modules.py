@@ -1,6 +1,6 @@
 """The class of a module that is read: the reader's own, but that its calls are read, and may be the core's.
 
-A module gets a class of its own, a subclass of the reader's under its name, which holds its State.  A module that is
+A module gets a class of its own, a subclass of the reader's under its name, which holds its CallState; one that is
 left gets the reader's class back.
 """
 
@@ -39,7 +39,6 @@ REFUSALS = (BufferError, MemoryError, Left, LeftThisTime)  # of a call, beside t
 STATE = "_state_of_mha_c"
 OTHERWISE: Any = object()
 LOOKED: Any = weakref.WeakKeyDictionary()  # {module: Looked}, of all that were looked at
-
 _reads = threading.local()
 
 
@@ -56,15 +55,14 @@ class Looked:
         self.way, self.reason, self.instead, self.attends = way, reason, instead, attends
 
 
-class State:
+class CallState:
     """What is known of one module's calls.
 
     own        the reader's class
     plans      {key: its Plans}
     recent     the plan of the last call of the core, or None
     left       {key: why calls of the key are the reader's, where no plan holds}
-    readings   how many there were
-    in_a_row   and since the last call of the core
+    readings   how many there were; `in_a_row`, since the last call of the core
     shown      {attribute: what it shows of the last call}
     """
 
@@ -81,7 +79,7 @@ class State:
 def prepare(module: nn.Module) -> None:
     """From now on calls of the module are read."""
     if STATE not in vars(type(module)):
-        module.__class__ = _made_class(State(module))
+        module.__class__ = _made_class(CallState(module))
         LOOKED[module] = Looked("waits")
 
 
@@ -90,8 +88,8 @@ def is_read(module: Any) -> bool:
     return STATE in vars(type(module))
 
 
-def state_of(module: Any) -> Optional[State]:
-    """The State of a module that is read; None of any other, and of one that was made of its class."""
+def state_of(module: Any) -> Optional[CallState]:
+    """The CallState of a module that is read; None of any other, and of one that was made of its class."""
     state = vars(type(module)).get(STATE)
     return state if state is not None and state.module() is module else None
 
@@ -137,7 +135,7 @@ def _tell(kind: Any, reason: Reason) -> None:
 _told: Any = weakref.WeakKeyDictionary()  # {class: reasons}
 
 
-def _made_class(state: State) -> Any:
+def _made_class(state: CallState) -> Any:
     """A subclass of the reader's class, under its name.  It is made without telling the reader's class of it, which may
     want arguments for a subclass, or list them."""
     own = state.own
@@ -154,7 +152,7 @@ def _made_class(state: State) -> Any:
 # --- A call ---------------------------------------------------------------------------------------------------
 
 
-def _forward(state: State) -> Any:
+def _forward(state: CallState) -> Any:
     own_forward = state.own.forward
 
     @functools.wraps(own_forward)
@@ -167,7 +165,7 @@ def _forward(state: State) -> Any:
     return forward
 
 
-def computed(state: State, module: Any, args: Any, kwargs: Any) -> Any:
+def computed(state: CallState, module: Any, args: Any, kwargs: Any) -> Any:
     """The result of a call, by the core, or by the reader's lines while they are read; OTHERWISE of any other call."""
     if state.module() is not module or getattr(_reads, "reading", False) or not nobody_looks():
         return OTHERWISE
@@ -188,7 +186,7 @@ def computed(state: State, module: Any, args: Any, kwargs: Any) -> Any:
     return _read(state, module, args, kwargs, key, tensors)
 
 
-def _drop(state: State, module: Any, key: Any, plan: ReadingPlan, error: Exception) -> None:
+def _drop(state: CallState, module: Any, key: Any, plan: ReadingPlan, error: Exception) -> None:
     """No longer use a plan that failed: calls of its key are the reader's from now on."""
     words = f"the core failed, so its own lines ran ({type(error).__name__}: {error}): please report it".split("\n")[0]
     why = Left(words, plan.layer.line)
@@ -215,7 +213,7 @@ def _holds_now(plan: ReadingPlan) -> bool:
     return not any(GLOBAL_HOOKS) and _holds(plan)
 
 
-def _result(state: State, module: Any, recent: Recent, args: Any, kwargs: Any, tensors: Any) -> Any:
+def _result(state: CallState, module: Any, recent: Recent, args: Any, kwargs: Any, tensors: Any) -> Any:
     """The result of a call by the core; OTHERWISE where the core refuses it."""
     plan = recent.plan
     if plan.viewed and not all([tensors[i].is_contiguous() for i in plan.viewed]):
@@ -237,7 +235,7 @@ def _result(state: State, module: Any, recent: Recent, args: Any, kwargs: Any, t
         return result
 
 
-def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
+def _read(state: CallState, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
     """The call by the reader's lines, read; OTHERWISE where it cannot be."""
     nothing = any(map(nn.parameter.is_lazy, module.parameters())) or not all(map(Tensor.numel, tensors))  # to read
     if nothing or is_checkpointed() or state.readings >= MOST_READINGS or not can_read():
@@ -254,7 +252,9 @@ def _read(state: State, module: Any, args: Any, kwargs: Any, key: Any, tensors: 
     return result
 
 
-def _try_to_learn(state: State, module: Any, key: Any, reading: Reading, tensors: list[Tensor], result: Any) -> None:
+def _try_to_learn(
+    state: CallState, module: Any, key: Any, reading: Reading, tensors: list[Tensor], result: Any
+) -> None:
     """Let the core compute calls of the key, or the reader's lines for ever."""
     try:
         _learn(state, key, reading, tensors, result)
@@ -268,7 +268,7 @@ def _try_to_learn(state: State, module: Any, key: Any, reading: Reading, tensors
         _is_cores(state, module)
 
 
-def _is_cores(state: State, module: Any) -> None:
+def _is_cores(state: CallState, module: Any) -> None:
     """Note that calls of a module are the core's, and why those of other forms are not."""
     why = next(reversed([*state.left.values()]), None)
     LOOKED[module] = Looked("core") if why is None else Looked("core", why.reason, why.instead)
@@ -291,7 +291,7 @@ def _as_the_readers(module: Any) -> Iterator[None]:
                 each.__class__ = kind
 
 
-def _learn(state: State, key: Any, reading: Reading, tensors: list[Tensor], result: Any) -> None:
+def _learn(state: CallState, key: Any, reading: Reading, tensors: list[Tensor], result: Any) -> None:
     """Keep a plan for later calls of the key, beside those of other sizes; Left where there is none."""
     if any(plan.agrees(reading, tensors, result) for plan in state.plans.get(key, ()) if _holds(plan)):
         return
@@ -359,7 +359,7 @@ def _shown(name: str) -> property:
     return property(read_it, write, remove)
 
 
-def _write_down(module: Any, state: State, with_graph: bool = True) -> None:
+def _write_down(module: Any, state: CallState, with_graph: bool = True) -> None:
     """Put what is shown into the module's own state, as its own lines would have left it."""
     for name in [*state.shown]:
         value = getattr(module, name)

@@ -10,7 +10,7 @@ from torch import Tensor
 from .._call import core
 from .._call.attention import attend
 from .._call.dropout import core_dropout
-from .._call.records import AttentionCall, AttentionTensors, Options, Parameters, new_record
+from .._call.records import AttentionCall, AttentionTensors, LayerParameters, Options, new_record
 from .._reading.graph import Reading
 from .._reading.sizes import Axis, plain
 from .._weights.last import Last, last_of
@@ -33,7 +33,7 @@ _INSTEAD = {
 }
 
 
-class _Options:
+class _CallSettings:
     """What `core.call` reads of a module."""
 
     _last = None
@@ -104,7 +104,7 @@ class ReadingPlan:
         if projects and not self.whole:
             raise Left(others, layer.line, _INSTEAD.get(others, ""))
         self.rows, self.parameters = parameters_of(layer)
-        self.options = _Options(int(layer.heads), int(layer.kv_heads), layer.empty_rows)
+        self.options = _CallSettings(int(layer.heads), int(layer.kv_heads), layer.empty_rows)
         self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows or layer.turn)
         self.plain = self.plain and layer.heads == layer.kv_heads
         of_out = isinstance(layer.result, ResultTensor) and layer.result.what == OUT and layer.result.attached
@@ -227,7 +227,7 @@ class ReadingPlan:
 
     def _by_layer(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> CoreResult:
         box: dict[str, Any] = {}
-        parts = self.parameters if type(self.parameters) is Parameters else self.parameters()
+        parts = self.parameters if type(self.parameters) is LayerParameters else self.parameters()
         lens = options = None
         if not self.plain:
             lens, keep, bias = self.masks.of(tensors, inputs)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._reading.functions import asked
+from .._reading.functions import function_kind
 from .._reading.graph import Node, Reading, Value
 from .._reading.sizes import UNKNOWN, axes_of, evaluated, formula_of, plain
 
@@ -47,7 +47,7 @@ class Replay:
         if node.writes is not None:
             copy = self.value(node.writes).clone()
             args = tuple(copy if x is self.known[node.writes] else x for x in args)
-        if len(args) == 2 and asked(node.function).reflected:  # 1 - x asks for x.__rsub__(1)
+        if len(args) == 2 and function_kind(node.function).reflected:  # 1 - x asks for x.__rsub__(1)
             args = args[::-1]
         found = node.function(*args, **kwargs)
         made = [x for x in _flat(found) if isinstance(x, Tensor)] or [args[0]]  # x[i] = y gives nothing

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..._layer.description import BOOK_NAMES
-from .._call.records import Parameters
+from .._call.records import LayerParameters
 from .._reading.graph import Value
 from .._reading.products import Projected, Rows
 from .layer import CoreCall
@@ -19,7 +19,7 @@ _AS_LINEAR = ((0,), (1,))
 
 
 def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
-    """(which rows of a joint weight those of queries, keys and values are, or None; the Parameters of a layer, or a
+    """(which rows of a joint weight those of queries, keys and values are, or None; the LayerParameters, or a
     function that makes them where a weight is rows or columns of the reader's)."""
     given = dict(zip(BOOK_NAMES, layer.projections))
     rows = _joint(layer.projections[:3])
@@ -41,7 +41,7 @@ def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
         names.setdefault(x, []).append(name[2:])
     parts = [(names[x], _joined(x.weight, 2), x.bias and _joined(x.bias, 1)) for x in names if x is not None]
 
-    def made() -> Parameters:
+    def made() -> LayerParameters:
         found: dict[str, Any] = {}  # a view of a weight is another one in each graph
         for places, weight, bias in parts:
             W, b = weight(), bias() if bias else None
@@ -50,7 +50,7 @@ def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
         if layer.w_v is not None:
             w_v = _tensor_of(layer.w_v)
             found["w_v"] = w_v if plain else w_v.reshape(1, -1)
-        return Parameters(**found)
+        return LayerParameters(**found)
 
     if plain:
         return rows, made()
@@ -60,14 +60,14 @@ def parameters_of(layer: CoreCall) -> tuple[Any, Any]:
 
 
 class _Viewed:
-    """Makes Parameters that are views of a reader's, and keeps them for calls without a graph."""
+    """Makes LayerParameters that are views of a reader's, and keeps them for calls without a graph."""
 
     def __init__(self, make: Any, tensors: list[Any]) -> None:
         self.make, self.tensors = make, tensors
         self.then: Any = None  # the tensors, as they were when the views were made
         self.found: Any = None
 
-    def __call__(self) -> Parameters:
+    def __call__(self) -> LayerParameters:
         if torch.is_grad_enabled():
             return self.make()
         then = self.then

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 from .ahead import Ahead, Output
 from .found import Attention, Operand
 from .graph import Node, Reading, Reason, Value
-from .masks import Mask, Masks, Unclear, _letters
+from .masks import Mask, MaskReader, Unclear, _letters
 from .operands import Origin, times
 from .products import Contraction, Projected, Rows, side_by_side
 from .scores import Additive, Back, Walk
@@ -107,7 +107,7 @@ class _Finder:
         """From the conditions that the reading has now."""
         self.views = Views(self.reading.conditions, self.reading.sizes())
         self.tables = Tables(self.views)
-        self.masks = Masks(self.views, self.tables)
+        self.masks = MaskReader(self.views, self.tables)
         self.walk = Walk(self.views, self.tables)
 
     def of(self, node: Node, kind: str) -> Attention:

@@ -72,8 +72,8 @@ class LineFacts:
         self.imported: list[tuple[str, Optional[str]]] = []
 
 
-Facts = dict[int, LineFacts]
-_facts: dict[int, tuple[CodeType, Facts]] = {}
+CodeFacts = dict[int, LineFacts]
+_facts: dict[int, tuple[CodeType, CodeFacts]] = {}
 _KINDS = {"LOAD_FAST": "fast", "LOAD_GLOBAL": "global", "LOAD_NAME": "global", "LOAD_DEREF": "cell"}
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD")
 _OUTSIDE = {
@@ -83,17 +83,17 @@ _OUTSIDE = {
 }  # fmt: skip
 
 
-def facts_of(code: CodeType) -> Facts:
+def facts_of(code: CodeType) -> CodeFacts:
     """{number of a line: what it reads, writes and calls}."""
     known = _facts.get(id(code))
     if known is None:
-        known = _facts[id(code)] = code, _Walk(code).facts
+        known = _facts[id(code)] = code, _CodeWalk(code).facts
     return known[1]
 
 
-class _Walk:
+class _CodeWalk:
     def __init__(self, code: CodeType) -> None:
-        self.facts: Facts = {}
+        self.facts: CodeFacts = {}
         self.stack: list[Any] = []
         self.module = ""  # that is imported
         self.code, number = code, code.co_firstlineno

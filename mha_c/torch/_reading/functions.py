@@ -53,7 +53,7 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
-class Asked(NamedTuple):
+class FunctionKind(NamedTuple):
     """What a function is that torch is asked for.
 
     name       the plain name, whatever way it was called by
@@ -68,12 +68,12 @@ class Asked(NamedTuple):
     writes: bool
 
 
-_asked: dict[Any, Asked] = {}
+_known: dict[Any, FunctionKind] = {}
 
 
-def asked(function: Any) -> Asked:
+def function_kind(function: Any) -> FunctionKind:
     """The same of each function once."""
-    found = _asked.get(function)
+    found = _known.get(function)
     if found is None:
         name = str(getattr(function, "__name__", ""))
         if name in ("__get__", "__set__", "__delete__"):
@@ -84,7 +84,7 @@ def asked(function: Any) -> Asked:
         ways = {"fact": name in FACTS, "silent": name in SILENT, "data": name in DATA, "pure": is_pure(name)}
         way = next((way for way, there in ways.items() if there), "")
         writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        found = _asked[function] = Asked(name, reflected, way, writes)
+        found = _known[function] = FunctionKind(name, reflected, way, writes)
     return found
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 
-class Names:
+class DictKeys:
     """The names of a dict as the one value of another."""
 
     def __init__(self, names: dict[str, Any], but: frozenset[str]) -> None:
@@ -82,7 +82,7 @@ class Slots:
         return getattr(self.of, name, default)
 
 
-LIKE_DICTS = frozenset((Names, Numbers, Slots))
+LIKE_DICTS = frozenset((DictKeys, Numbers, Slots))
 
 
 def _is_of_python(kind: type) -> bool:

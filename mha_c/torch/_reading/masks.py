@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Optional
 import torch
 
 from .graph import Line, Node, Value
-from .tables import INF, Band, Linear, Pick, Tables
+from .tables import INF, Affine, Band, Pick, Tables
 from .views import CASTS, ONE, Mixes, Product, View, Views
 
-Place = tuple[tuple[str, Product], ...]  # the letters along one axis, the outermost first, with their sizes
+AxisLetters = tuple[tuple[str, Product], ...]  # the letters along one axis, the outermost first, with their sizes
 
 
 class Mask(NamedTuple):
@@ -60,21 +60,21 @@ class Unclear(Exception):
         self.words, self.node = words, node
 
 
-class Masks:
+class MaskReader:
     """Reads the masks of one reading."""
 
     def __init__(self, views: Views, tables: Tables) -> None:
         self.views, self.tables = views, tables
 
     def hiding(
-        self, cond: Value, truth: bool, places: tuple[Place, ...], fill: float, added: bool, node: Node
+        self, cond: Value, truth: bool, places: tuple[AxisLetters, ...], fill: float, added: bool, node: Node
     ) -> list[Mask]:
         """Scores are hidden where `cond` is `truth`; `places` are the letters along the axes of the scores."""
         places = places[len(places) - len(cond.shape) :]
         found = self._condition(cond, truth, self._own_places(cond, places), node)
         return [mask._replace(fill=fill, added=added, line=node.line) for mask in found]
 
-    def adding(self, value: Value, places: tuple[Place, ...], factor: Any, node: Node) -> list[Mask]:
+    def adding(self, value: Value, places: tuple[AxisLetters, ...], factor: Any, node: Node) -> list[Mask]:
         """The value is added to the scores, and then multiplied by `factor`."""
         places = self._own_places(value, places[len(places) - len(value.shape) :])
         said = self.tables.of(value)
@@ -193,10 +193,10 @@ class Masks:
         """arange(keys) >= lengths, and its like."""
         name, (a, b) = made.name.rstrip("_"), made.args
         place, lens = a, b
-        if not isinstance(self.tables.of(a), Linear):
+        if not isinstance(self.tables.of(a), Affine):
             place, lens, name = b, a, {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}[name]
         said = self.tables.of(place)
-        if not isinstance(said, Linear) or not isinstance(lens, Value) or said.absolute or len(said.factors) != 1:
+        if not isinstance(said, Affine) or not isinstance(lens, Value) or said.absolute or len(said.factors) != 1:
             return None
         hides = name if truth else {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[name]
         if hides not in ("gt", "ge") or said.factors[0][1] != 1 or said.number != int(said.number):
@@ -237,7 +237,7 @@ class Masks:
 
     # --- Where a mask came from -----------------------------------------------------------------------------
 
-    def _own_places(self, value: Value, places: Any) -> tuple[Place, ...]:
+    def _own_places(self, value: Value, places: Any) -> tuple[AxisLetters, ...]:
         """The letters along a value's own axes: none where it is broadcast."""
         return tuple(() if self._is_one(n, place) else place for n, place in zip(value.shape, places))
 
@@ -282,7 +282,7 @@ class Masks:
         sizes = [self.views.size(n) for n in view.source.shape]
         return all(size == ONE or seen.get(i) == size for i, size in enumerate(sizes))
 
-    def _through(self, view: View, places: Any) -> Optional[tuple[Place, ...]]:
+    def _through(self, view: View, places: Any) -> Optional[tuple[AxisLetters, ...]]:
         """The letters along the axes of the source of a view."""
         found: list[list[Any]] = [[] for _ in view.source.shape]
         for atoms, place in zip(view.axes, places):

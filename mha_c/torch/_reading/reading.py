@@ -24,15 +24,15 @@ from .tracing import Tracer, Written
 Mode: Any = getattr(torch.overrides, "TorchFunctionMode", None)
 
 
-class _Local(threading.local):
+class _ThreadsReading(threading.local):
     reading = False
 
 
-_local = _Local()
+_local = _ThreadsReading()
 
 if Mode is not None:
 
-    class _Reading(Mode):
+    class _ReadingMode(Mode):
         sees_layers = True  # see `_private.in_mode`
 
         def __init__(self, recorder: Recorder, tracer: Optional[Tracer]) -> None:
@@ -112,7 +112,7 @@ def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bo
         `Reading.refused` says why it is not whole, if so.
     """
     kwargs = kwargs or {}
-    one = _Call(called, args, kwargs, python)
+    one = _ReadCall(called, args, kwargs, python)
     _local.reading = True
     try:
         result = one.run()
@@ -123,7 +123,7 @@ def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bo
     return _without_sizes(result), one.reading(result)
 
 
-class _Call:
+class _ReadCall:
     def __init__(self, called: Any, args: Any, kwargs: Any, python: bool) -> None:
         self.called, self.args, self.kwargs = called, args, kwargs
         self.form = form_of(args, kwargs)
@@ -146,7 +146,7 @@ class _Call:
             self.given[id(x)] = name, x
 
     def run(self) -> Any:
-        with nothing_collected(), _Reading(self.recorder, self.tracer):
+        with nothing_collected(), _ReadingMode(self.recorder, self.tracer):
             if self.tracer is None:
                 return self.called(*self.args, **self.kwargs)
             self.tracer.start()
@@ -234,7 +234,7 @@ def _name_of(called: Any) -> str:
 class _Ending:
     """What is known only when the call is over: where leaves came from, what was left behind."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _ReadCall) -> None:
         self.call, self.recorder, self.settings = call, call.recorder, call.settings
         assert call.tracer is not None
         self.tracer: Tracer = call.tracer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._private import autocasting_anywhere
-from .functions import DROPOUT, Asked, asked
+from .functions import DROPOUT, FunctionKind, function_kind
 from .graph import Line, Node, Reason, Value, walked
 from .rules import shapes_of
 from .sizes import Axis, Log, Ratio, Size, plain
@@ -145,7 +145,7 @@ class Recorder:
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """The result of one of torch's functions, which is noted."""
-        how = asked(function)
+        how = function_kind(function)
         name, way = how.name, how.way
         if way == "fact":
             return self._fact(name, function, args, kwargs)
@@ -176,7 +176,7 @@ class Recorder:
         node.results = tuple([self._valued(x, "result", shapes[i], node, i) for i, x in enumerate(tensors)])
         return made
 
-    def _check(self, how: Asked, args: Any, kwargs: Any, line: Line) -> Any:
+    def _check(self, how: FunctionKind, args: Any, kwargs: Any, line: Line) -> Any:
         """Refuse what no reading can hold; the tensor that is written in place, or None."""
         if modes_now() != self.modes:
             self.refuse("gradients, or autocast, are switched on or off on the way", line)

@@ -6,8 +6,7 @@ from typing import Any, Callable
 
 from . import shapes, sizing
 from .sizes import UNKNOWN, Log, Size
-
-Shape = tuple[Any, ...]
+from .sizing import Shape
 
 _FIRST = (
     "softmax log_softmax softmin exp log log2 log10 log1p expm1 sqrt rsqrt square tanh sigmoid relu gelu silu elu selu "

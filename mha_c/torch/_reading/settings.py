@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..._core import first_changed
-from .keeping import DEFAULT_TYPE, LIKE_DICTS, Names, Numbers, Slots, checks_of, stays
+from .keeping import DEFAULT_TYPE, LIKE_DICTS, DictKeys, Numbers, Slots, checks_of, stays
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 _VALUES = (bool, int, float, str, bytes, complex, type(None))
@@ -83,10 +83,10 @@ def _content(cell: CellType) -> Any:
 def function_parts(function: FunctionType) -> tuple[Any, ...]:
     """What a function runs with; its defaults are tuples, and one that was replaced is another."""
     code, keywords = function.__code__, function.__kwdefaults__
-    return _Parts((code, function.__defaults__, keywords and tuple(keywords.items()), function.__closure__))
+    return _FunctionIdentity((code, function.__defaults__, keywords and tuple(keywords.items()), function.__closure__))
 
 
-class _Parts(tuple):  # type: ignore[type-arg]
+class _FunctionIdentity(tuple):  # type: ignore[type-arg]
     """Compared by identity of code and cells."""
 
     def __eq__(self, other: Any) -> bool:
@@ -416,7 +416,7 @@ class Settings:
         own = getattr(owner, "__dict__", None)
         if own is None:
             raise CannotKeep(f"an attribute of {type(owner).__name__} is looked up by a name that is made on the way")
-        names: Any = Names(own, but)
+        names: Any = DictKeys(own, but)
         self.all.append(Setting(names, "", names.get("", None)))
         self._things[id(names)] = names
         for name in list(own):

@@ -9,9 +9,7 @@ from typing import Any, Callable
 
 from .graph import Value, walked
 from .sizes import Size, plain
-from .sizing import broadcast, filled, indexed, meet, pieces, product, quotient, same, wider
-
-Shape = tuple[Any, ...]
+from .sizing import Shape, broadcast, filled, indexed, meet, pieces, product, quotient, same, wider
 
 
 def _axis(axis: Any, rank: int) -> int:

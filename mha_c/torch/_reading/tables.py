@@ -48,7 +48,7 @@ class Band(NamedTuple):
         return self._replace(spans=tuple(found))
 
 
-class Linear(NamedTuple):
+class Affine(NamedTuple):
     """sum of factors[axis] * index + number; `absolute`: without its sign."""
 
     factors: tuple[tuple[int, float], ...]
@@ -64,7 +64,7 @@ class Pick(NamedTuple):
     outside: Any
 
 
-Said = Union[float, bool, Linear, Pick]
+Said = Union[float, bool, Affine, Pick]
 _COMPARE: dict[str, Callable[..., Any]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
 }  # fmt: skip
@@ -112,7 +112,7 @@ class Tables:
         source = self._of_source(view.source)
         if view.source is not value:
             source = self._seen(source, view)
-        if value.dtype is torch.bool and source is not None and not isinstance(source, Linear):
+        if value.dtype is torch.bool and source is not None and not isinstance(source, Affine):
             return _each(source, bool)
         return source
 
@@ -127,7 +127,7 @@ class Tables:
                     return None
                 along[atom.axis] = i, atom.stride.number
         starts = view.offsets
-        if isinstance(said, Linear):
+        if isinstance(said, Affine):
             factors, number = [], said.number
             for axis, factor in said.factors:
                 number += factor * starts.get(axis, 0)
@@ -173,7 +173,7 @@ def said_by_contents(tensor: Any) -> Optional[Said]:
     if len(long) == 1:
         step = table[1].item() - first
         if table.dtype is not torch.bool and bool((table == torch.arange(len(table)) * step + first).all()):
-            return Linear(((long[0], step),), first)
+            return Affine(((long[0], step),), first)
         return None
     array: Any = (table.float() if table.dtype is torch.bfloat16 else table).cpu().numpy()  # which takes less time
     if not (array[1:, 1:] == array[:-1, :-1]).all():
@@ -208,7 +208,7 @@ def _each(said: Any, function: Callable[..., Any]) -> Optional[Said]:
 
 def _both(a: Any, b: Any, function: Callable[..., Any]) -> Optional[Said]:
     """Of two tables that say numbers, or one number in a band."""
-    if a is None or b is None or isinstance(a, Linear) or isinstance(b, Linear):
+    if a is None or b is None or isinstance(a, Affine) or isinstance(b, Affine):
         return None
     if not isinstance(a, Pick):
         return _each(b, lambda x: function(a, x))
@@ -243,9 +243,9 @@ def _both(a: Any, b: Any, function: Callable[..., Any]) -> Optional[Said]:
 def _value_axes(tables: Tables, node: Node, value: Value, given: Any) -> Optional[Said]:
     """What an argument says at the result's axes, to which it is broadcast."""
     said = tables.of(given)
-    if isinstance(given, Value) and isinstance(said, (Linear, Pick)):
+    if isinstance(given, Value) and isinstance(said, (Affine, Pick)):
         more = len(value.shape) - len(given.shape)
-        if isinstance(said, Linear):
+        if isinstance(said, Affine):
             return said._replace(factors=tuple((axis + more, x) for axis, x in said.factors))
         return said._replace(band=said.band._replace(row=said.band.row + more, column=said.band.column + more))
     return said
@@ -258,42 +258,42 @@ def _arithmetic(tables: Tables, node: Node, value: Value) -> Optional[Said]:
         return None
     if len(given) == 1:
         (a,) = given
-        if isinstance(a, Linear):
+        if isinstance(a, Affine):
             return a._replace(absolute=True) if name == "abs" else _scaled(a, -1) if name == "neg" else None
         return _each(a, _NUMBERS[name])
     a, b = given
-    if isinstance(a, Linear) or isinstance(b, Linear):
+    if isinstance(a, Affine) or isinstance(b, Affine):
         return _linear(name, a, b)
     return _both(a, b, _NUMBERS[name])
 
 
-def _scaled(a: Linear, by: float) -> Optional[Linear]:
+def _scaled(a: Affine, by: float) -> Optional[Affine]:
     if a.absolute:
         return None
-    return Linear(tuple((axis, x * by) for axis, x in a.factors), a.number * by)
+    return Affine(tuple((axis, x * by) for axis, x in a.factors), a.number * by)
 
 
-def _sum(a: Linear, b: Linear) -> Optional[Linear]:
+def _sum(a: Affine, b: Affine) -> Optional[Affine]:
     if a.absolute or b.absolute:
         return None
     factors = dict(a.factors)
     for axis, x in b.factors:
         factors[axis] = factors.get(axis, 0) + x
-    return Linear(tuple(sorted((axis, x) for axis, x in factors.items() if x)), a.number + b.number)
+    return Affine(tuple(sorted((axis, x) for axis, x in factors.items() if x)), a.number + b.number)
 
 
 def _linear(name: str, a: Any, b: Any) -> Optional[Said]:
     if isinstance(a, Pick) or isinstance(b, Pick):
         return None
-    one, other = (x if isinstance(x, Linear) else Linear((), float(x)) for x in (a, b))
+    one, other = (x if isinstance(x, Affine) else Affine((), float(x)) for x in (a, b))
     if name == "add":
         return _sum(one, other)
     if name == "sub":
         minus = _scaled(other, -1)
         return None if minus is None else _sum(one, minus)
-    if name in ("mul", "div") and not isinstance(b, Linear):
+    if name in ("mul", "div") and not isinstance(b, Affine):
         return _scaled(one, b if name == "mul" else 1 / b)
-    if name == "mul" and not isinstance(a, Linear):
+    if name == "mul" and not isinstance(a, Affine):
         return _scaled(other, a)
     return _compared(name, one, other) if name in _COMPARE else None
 
@@ -301,7 +301,7 @@ def _linear(name: str, a: Any, b: Any) -> Optional[Said]:
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 
-def _compared(name: str, a: Linear, b: Linear) -> Optional[Said]:
+def _compared(name: str, a: Affine, b: Affine) -> Optional[Said]:
     """One against the other, where both are places of two axes: a band."""
     if b.absolute:
         a, b, name = b, a, _TURNED[name]
@@ -350,13 +350,13 @@ def _arange(tables: Tables, node: Node, value: Value) -> Optional[Said]:
     step = node.kwargs.get("step", numbers[2] if len(numbers) > 2 else 1)
     if isinstance(start, (Size, Ratio)) or isinstance(step, (Size, Ratio)):
         return None
-    return Linear(((0, step),), start)
+    return Affine(((0, step),), start)
 
 
 def _triangle(tables: Tables, node: Node, value: Value) -> Optional[Said]:
     said = tables.of(node.args[0])
     diagonal = node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0)
-    if isinstance(diagonal, Size) or said is None or isinstance(said, Linear):
+    if isinstance(diagonal, Size) or said is None or isinstance(said, Affine):
         return None
     rank, lower = len(value.shape), node.name.startswith("tril")
     span = (-INF, diagonal) if lower else (diagonal, INF)
@@ -374,14 +374,14 @@ def _where(tables: Tables, node: Node, value: Value) -> Optional[Said]:
     keep, a, b = (_value_axes(tables, node, value, x) for x in node.args)
     if not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
         return None
-    return None if keep is None or isinstance(keep, Linear) else _each(keep, lambda x: a if x else b)
+    return None if keep is None or isinstance(keep, Affine) else _each(keep, lambda x: a if x else b)
 
 
 def _masked(tables: Tables, node: Node, value: Value) -> Optional[Said]:
     fill = node.args[2] if len(node.args) > 2 else node.kwargs.get("value")
     before, mask = (_value_axes(tables, node, value, x) for x in node.args[:2])
     said = tables.of(fill)
-    if said is None or isinstance(said, (Linear, Pick)) or isinstance(mask, Linear):
+    if said is None or isinstance(said, (Affine, Pick)) or isinstance(mask, Affine):
         return None
     return _both(mask, before, lambda hide, x: said if hide else x)
 
@@ -400,7 +400,7 @@ def _cast(tables: Tables, node: Node, value: Value) -> Optional[Said]:
 def _root(tables: Tables, node: Node, value: Value) -> Optional[Said]:
     said = tables.of(node.args[0])
     function = math.sqrt if node.name == "sqrt" else lambda x: x**-0.5
-    return None if isinstance(said, Linear) or said is None else _each(said, function)
+    return None if isinstance(said, Affine) or said is None else _each(said, function)
 
 
 _RULES: dict[str, Callable[..., Optional[Said]]] = {

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .bytecode import Chain, Constant, LineFacts, Mixed, facts_of
-from .functions import asked
+from .functions import function_kind
 from .graph import Line
 from .natives import (
     CHANGE,
@@ -407,7 +407,7 @@ class Tracer:
         if isinstance(owner, ModuleType):
             known = self._of_library(frame, owner.__name__, name, function)
         elif isinstance(owner, Tensor) or owner is TORCH_FUNCTIONS or getattr(owner, "__module__", "") == "torch._C":
-            known = bool(asked(function).way) or name in TORCH_ASKS or not isinstance(owner, Tensor)
+            known = bool(function_kind(function).way) or name in TORCH_ASKS or not isinstance(owner, Tensor)
         elif isinstance(owner, type):
             known = owner.__module__ in ("builtins", "torch") and name != "__getattribute__"
         elif isinstance(owner, KINDS):
@@ -443,5 +443,5 @@ class Tracer:
         if library == "builtins":
             return name in PURE
         if library.startswith("torch"):
-            return bool(asked(function).way) or name in TORCH_ASKS
+            return bool(function_kind(function).way) or name in TORCH_ASKS
         return library in LIBRARIES or (library.startswith("numpy") and not library.startswith("numpy.random"))

@@ -16,7 +16,7 @@ from .sizes import formula_of
 from .views import CASTS, ONE, SAME, Views
 
 
-class Place(NamedTuple):
+class Column(NamedTuple):
     """Numbers of a table that was multiplied in: those of one column, one for each position.
 
     table    the Value, at the shape at which it was multiplied
@@ -38,7 +38,7 @@ class Turn(NamedTuple):
 
     features   a, b of each pair, one after the other, as they lie in what was turned: a cos - b sin, b cos + a sin
     becomes    where these come out
-    cosines    a Place for each pair by which a is multiplied, and one by which b is: they must say the same in each
+    cosines    a Column for each pair by which a is multiplied, and one by which b is: they must say the same in each
                call; None of features that nothing turns
     sines      the same of b and of a
     axes       for each axis in front of the features its letters
@@ -47,8 +47,8 @@ class Turn(NamedTuple):
 
     features: tuple[int, ...]
     becomes: tuple[int, ...]
-    cosines: tuple[Optional[tuple[Place, Place]], ...]
-    sines: tuple[Optional[tuple[Place, Place]], ...]
+    cosines: tuple[Optional[tuple[Column, Column]], ...]
+    sines: tuple[Optional[tuple[Column, Column]], ...]
     axes: tuple[str, ...]
     line: Line
 
@@ -91,7 +91,7 @@ def turned(views: Views, source: Value, front: int) -> Optional[tuple[Turn, Valu
         latest = max(waits, key=lambda value: -1 if value.node is None else value.node.number)
         if by_table and len(waits) == 1 and _is_as(views, latest, source, front):
             try:
-                turn = _Mixed(views, latest, front).turn(source)
+                turn = _FeatureSums(views, latest, front).turn(source)
             except _Other:
                 turn = None
             if turn is not None:
@@ -162,10 +162,10 @@ def _followed(views: Views, node: Node) -> Optional[list[Value]]:
     return None
 
 
-class _Mixed:
+class _FeatureSums:
     """The features of values as sums of those of one value.
 
-    Each is an array of tuples of (sign, feature, Place or None); of complex numbers a pair of such arrays.
+    Each is an array of tuples of (sign, feature, Column or None); of complex numbers a pair of such arrays.
     """
 
     def __init__(self, views: Views, start: Value, front: int) -> None:
@@ -310,7 +310,7 @@ def _each(function: Any, parts: Any) -> Any:
 def _places(table: Value, part: str, columns: Any, long: tuple[int, ...]) -> Any:
     found = np.empty(columns.size, object)
     for i, column in enumerate(columns.ravel()):
-        found[i] = Place(table, part, int(column), columns.ndim, long)
+        found[i] = Column(table, part, int(column), columns.ndim, long)
     return found.reshape(columns.shape)
 
 

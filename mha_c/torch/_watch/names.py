@@ -12,7 +12,7 @@ from typing import Optional
 from torch import nn
 
 
-class Names:
+class ModuleNames:
     """The names of the modules of one model, or of whatever models call while somebody watches.
 
     model   None: the model is the outermost module that is being called

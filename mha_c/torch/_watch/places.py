@@ -30,14 +30,14 @@ if functions.SDPA is not None:
     HANDLERS[functions.SDPA] = functions.scaled_dot_product_attention
 
 
-class _Local(threading.local):
+class _ThreadsWatching(threading.local):
     watching: tuple[Any, ...] = ()  # each a `watch`; in this thread, the outermost first
     mode: Any = None
     handling = False  # what is called now is noted already
     products: Any = None
 
 
-_local = _Local()
+_local = _ThreadsWatching()
 _lock = threading.Lock()
 _put: list[tuple[Any, str, Any]] = []  # (owner, name, what was there, or _NOTHING)
 _NOTHING = object()

@@ -82,7 +82,7 @@ class Products:
         if name in _SOFTMAX and known.what == "scores":
             if isinstance(out, Tensor) and not recorded_or_transformed():
                 axis = args[1] if len(args) > 1 else (kwargs or {}).get("dim", -1)
-                self._put(out, Meaning("weights", known.mask, _Shown(out, axis)))
+                self._put(out, Meaning("weights", known.mask, _SoftmaxResult(out, axis)))
             return None
         if known.what == "mixed":
             if name in _SUMS:
@@ -136,7 +136,7 @@ class Products:
                 self._put(x, part)
 
 
-class _Shown:
+class _SoftmaxResult:
     """Weights as the softmax gave them, before anything changes them in place; and how the model shaped them."""
 
     def __init__(self, weights: Tensor, axis: Any) -> None:

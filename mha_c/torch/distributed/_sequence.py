@@ -39,7 +39,7 @@ class Stretch(NamedTuple):
         return slice(self.offset, self.offset + self.size)
 
 
-class Mask(NamedTuple):
+class VisibleKeys(NamedTuple):
     """Which keys a query sees: keys before the length of its item, at most left and right from its own position.
 
     left and right are -1 where there is no limit; causal is right = 0.  lens: None, (B,) or (B, N) int64.
@@ -183,7 +183,7 @@ class Travel(NamedTuple):
 class Schedule:
     """All facts of a call that follow from sizes and masks: the parts of each rank and how far they travel."""
 
-    def __init__(self, world_size: int, n_queries: int, n_keys: int, layout: str, mask: Mask) -> None:
+    def __init__(self, world_size: int, n_queries: int, n_keys: int, layout: str, mask: VisibleKeys) -> None:
         self.world_size, self.mask = world_size, mask
         ranks = range(world_size)
         self.queries = [parts_of(n_queries, rank, world_size, layout) for rank in ranks]

@@ -23,7 +23,7 @@ from .._private import on_cpu
 from .._tensors import HALVES, check_inputs, refuse_transforms
 from . import _ring
 from ._group import Field, Ranks, agree, ranks_of
-from ._sequence import LAYOUTS, Mask, Schedule, Stretch, parts_of, piece_length
+from ._sequence import LAYOUTS, Schedule, Stretch, VisibleKeys, parts_of, piece_length
 
 
 @refuses_at_the_call
@@ -140,7 +140,7 @@ def ring_traffic(
     """
     scalars.choice(layout, "layout", *LAYOUTS)
     left, right = (-1, -1) if window is None else core_window(window)
-    mask = Mask(left, 0 if _causal(causal) else right, _whole_lengths(valid_lens))
+    mask = VisibleKeys(left, 0 if _causal(causal) else right, _whole_lengths(valid_lens))
     size = scalars.whole(world_size, "world_size")
     schedule = Schedule(size, n_queries, n_queries if n_keys is None else n_keys, layout, mask)
     return [schedule.sent(rank) for rank in range(size)]
@@ -212,7 +212,7 @@ class _Arguments:
                 f"got {lens.shape}"
             )
         left, right = self.window
-        mask = Mask(left, 0 if self.causal else right, lens)
+        mask = VisibleKeys(left, 0 if self.causal else right, lens)
         if self.empty_rows == "uniform" and lens is not None and bool((lens <= 0).any()):
             q, mask = _uniform(q, mask, parts_of(n_queries, ranks.rank, ranks.size, self.layout), n_keys)
         schedule = Schedule(ranks.size, n_queries, n_keys, self.layout, mask)
@@ -261,7 +261,7 @@ def _whole_lengths(valid_lens: Any, batch: Optional[int] = None) -> Any:
     return np.clip(lens, -1, 2**62)
 
 
-def _uniform(q: Tensor, mask: Mask, parts: Sequence[Stretch], n_keys: int) -> tuple[Tensor, Mask]:
+def _uniform(q: Tensor, mask: VisibleKeys, parts: Sequence[Stretch], n_keys: int) -> tuple[Tensor, VisibleKeys]:
     """Replace queries of length <= 0 by queries with equal scores for all keys, which get the mean of all values."""
     lens = mask.lens[:, None] if mask.lens.ndim == 1 else np.concatenate([mask.lens_of(part) for part in parts], axis=1)
     rows = torch.from_numpy(lens <= 0)[:, None, :, None]
