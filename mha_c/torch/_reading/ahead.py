@@ -158,8 +158,7 @@ class Output:
             found, letters = found._replace(ins=found.ins[::-1]), ["h", "d"]
         if letters not in (["hd"], ["d"], ["h", "d"]) or len(found.result_features) != 1 or found.ones:
             return
-        places = [(i,) for i in range(int(result.shape[found.result_features[0]]))]
-        rows = found.rows(places)
+        rows = found.rows(range(int(result.shape[found.result_features[0]])))
         if rows is None:
             return
         weight, bias = rows

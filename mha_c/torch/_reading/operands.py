@@ -10,7 +10,7 @@ from .masks import Unclear
 from .products import Projected, Projection, composed, projection_of
 from .sizes import Ratio, Size
 from .turns import Turn, turned
-from .views import ONE, View
+from .views import ONE, Atom, View
 
 
 def times(a: Any, b: Any) -> Any:
@@ -174,16 +174,32 @@ class Origin:
             sides[letter == "d"].extend(atom for atom in atoms if atom.axis in axes)
         if any(atom.size.formulas or atom.stride.formulas for side in sides for atom in side):
             raise Unclear("features are cut in a way that hangs on the call's sizes", self.value.node)
-        heads = _spread([tuple(self.view.offsets.get(i, 0) for i in axes)], sides[0], axes)
-        within = _spread([(0,) * len(axes)], sides[1], axes)
-        if self.turn is not None:  # pairs that turn are neighbours in the core
-            within = [within[i] for i in self.turn.features]
-        picked = [tuple(map(sum, zip(one, other))) for one in heads for other in within]
-        rows = projection.rows(picked)
+        picked = self._evenly(axes[0], sides[0] + sides[1]) if len(axes) == 1 and self.turn is None else None
+        rows = projection.rows(self._picked(axes, sides) if picked is None else picked)
         if rows is None:
             raise Unclear("rows of a weight are picked in a way that is not read", projection.nodes[0])
         weight, bias = rows
         return Projected((weight,), bias, tuple(node.line for node in projection.nodes))
+
+    def _evenly(self, axis: int, atoms: list[Atom]) -> Optional[range]:
+        """The features of all heads where they follow each other along one axis, as they do almost always."""
+        n, step = 1, 1
+        for atom in reversed(atoms):
+            if n == 1:
+                step = atom.stride.number
+            elif atom.stride.number != n * step:
+                return None
+            n *= atom.size.number
+        start = self.view.offsets.get(axis, 0)
+        return range(start, start + n * step, step) if step > 0 else None
+
+    def _picked(self, axes: tuple[int, ...], sides: Any) -> Any:
+        """The same in all other cases: the place of each on each axis."""
+        heads = _spread([tuple(self.view.offsets.get(i, 0) for i in axes)], sides[0], axes)
+        within = _spread([(0,) * len(axes)], sides[1], axes)
+        if self.turn is not None:  # pairs that turn are neighbours in the core
+            within = [within[i] for i in self.turn.features]
+        return [tuple(map(sum, zip(one, other))) for one in heads for other in within]
 
     def _source(self, projection: Projection, axes: tuple[str, ...]) -> tuple[Value, tuple[str, ...]]:
         """What was projected, behind views, and the letters of its axes."""

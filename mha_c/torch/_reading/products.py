@@ -154,8 +154,10 @@ class Projection(NamedTuple):
     ones: tuple[int, ...] = ()
 
     def rows(self, picked: Any) -> Optional[tuple[Rows, tuple[Rows, ...]]]:
-        """The rows that have these features, each (a number for each of `result_features`), of the weight and of the
-        bias, () where there is none; None where they are none of either."""
+        """The rows that have these features, of the weight and of the bias, () where there is none; None where they are
+        none of either.
+
+        picked   a number for each of `result_features` for each feature; or a range, where there is one of them"""
         weight = rows_of(self.weight, self.outs, self.ins, picked)
         if weight is None or self.bias is None:
             return None if weight is None else (weight, ())
@@ -310,7 +312,12 @@ def rows_of(view: View, outs: tuple[int, ...], ins: tuple[int, ...], picked: Any
         total *= int(value.shape[axis])
     start = sum(view.offsets.get(axis, 0) * strides[axis] for axis in out_axes)
     steps = [sum(strides[atom.axis] * atom.stride.number for atom in atoms) for atoms in found[0]]
-    rows: Any = [start + sum(i * step for i, step in zip(place, steps)) for place in picked]
+    if isinstance(picked, range) and (len(picked) == 1 or steps[0] > 0):
+        step = picked.step * steps[0] if len(picked) > 1 else 1
+        first = start + picked.start * steps[0]
+        return Rows(value, range(first, first + step * len(picked), step), out_axes, in_axes, cut)
+    places = [(i,) for i in picked] if isinstance(picked, range) else picked
+    rows: Any = [start + sum(i * step for i, step in zip(place, steps)) for place in places]
     step = rows[1] - rows[0] if len(rows) > 1 else 1
     if step > 0 and rows == list(range(rows[0], rows[0] + step * len(rows), step)):
         rows = range(rows[0], rows[0] + step * len(rows), step)
