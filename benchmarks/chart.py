@@ -47,7 +47,8 @@ IN_README = {  # the shape of an encoder of readers.py, and what it is to somebo
     "d2l 1.0.3, 256, 8, 512, 4, 32, 64": "four larger blocks, 64 tokens",
 }
 INKED = "text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"
-UNDATED = {"Date": None}  # the same bytes for the same figures
+UNDATED = {"Date": None}  # the same bytes for the same figures, as names of parts without a random number are
+matplotlib.rcParams["svg.hashsalt"] = "mha_c"
 
 
 def words(result):
@@ -186,19 +187,20 @@ def main(*sources):
         name = keep(machine, summary(report, training))
         said = f"{machine['processor']}, {machine['isa']}, torch {machine['torch'].split()[0]}"
         bars = [(result["case"], words(result), result["ratio_min"]) for result in results]
-        chart(bars, machine["threads"], said).savefig(ROOT / "docs" / f"benchmark-{stem(name)}.svg", metadata=UNDATED)
+        with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 8}):
+            drawn = chart(bars, machine["threads"], said)
+            drawn.savefig(ROOT / "docs" / f"benchmark-{stem(name)}.svg", metadata=UNDATED)
     files = {name: MEASURED / f"{stem(name)}.json" for name in PROCESSORS}
     known = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     put_into(ROOT / "benchmarks" / "README.md", for_benchmarks(known))
     for name, ground, ink in (("speed", "white", "black"), ("speed-dark", "#0d1117", "#e6edf3")):
-        with matplotlib.rc_context({key: ink for key in INKED}):
+        with matplotlib.rc_context({**dict.fromkeys(INKED, ink), "font.size": 11.5}):
             figure = readme_chart(known)
         figure.savefig(ROOT / "docs" / "img" / f"{name}.svg", metadata=UNDATED, facecolor=ground)
 
 
 def readme_chart(known):
     """How many times as fast whole encoders are: with the threads that a reader has, and with one."""
-    matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 11.5})
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.add_subplot(facecolor="none")
     bars, rows = {}, [f"{words}{more}" for words in IN_README.values() for more in ("", ",\nin training")]
@@ -224,7 +226,6 @@ def readme_chart(known):
 
 def chart(bars, threads, machine):
     """bars: (case, words, how many times faster)."""
-    matplotlib.rcParams.update({"svg.hashsalt": "mha_c", "svg.fonttype": "none", "font.size": 8})
     figure = Figure(figsize=(9, 0.19 * len(bars) + 1), layout="constrained")
     axes = figure.add_subplot()
     ratios = [ratio for _, _, ratio in bars]

@@ -120,7 +120,7 @@ CLOSING = """
   hundred cycles; beside a weight of 1, no result has room for their digits. So scores that differ by 87 or more take no
   longer than others, and calls with ordinary numbers meet no subnormal number (`tests/c/flags.h`). A weight just above
   the limit, times a value or gradient far below 1, may be subnormal, and is kept: with scores of standard deviation 30
-  and 128 keys, the Intel Xeon of the benchmarks takes at most 1.2 times as long for numbers of size 1; with values and
+  and 128 keys, an Intel Xeon with AVX-512 takes at most 1.2 times as long for numbers of size 1; with values and
   gradients of size 0.001, 1.5 times forward and 4 times backward (`make scaling`; forced to AVX2, 5 times).
 - Weighted values are added before the sum is divided by that of the weights: if the sum exceeds the largest number of
   the type (3.4e38 in float32), the output is infinite, although the mean would not be.
