@@ -331,14 +331,16 @@ def by_name(queries: Any, keys: Any, values: Any) -> dict[str, Any]:
 
 def check_steps(batch: int, steps: dict[str, Any]) -> None:
     """ShapeError unless queries, keys and values are of the same new steps, and the cache has this batch size."""
-    wanted = steps["queries"].shape[:2]
+    n_steps = None
     for name, x in steps.items():
         shape = x.shape
         if len(shape) != 3:
             raise ShapeError(f"{name} must have shape (B, n, features), got {shape}")
         if shape[0] != batch:
             raise ShapeError(f"{name} has a batch of {shape[0]}, but the cache one of {batch}: {name} {shape}")
-        if shape[:2] != wanted:
+        if n_steps is None:  # of queries, the first
+            n_steps = shape[1]
+        elif shape[1] != n_steps:
             raise ShapeError(
                 f"with a cache queries, keys and values belong to the same new steps: {name} {shape}, queries "
                 f"{steps['queries'].shape}"

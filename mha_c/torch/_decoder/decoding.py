@@ -17,12 +17,13 @@ from ..._arguments.options import check_causal_steps
 from ..._core import layer_step
 from ..._decoder import caches, rolling
 from .._call.attention import any_needs_grad
-from .._call.records import Asked, LayerParameters, Options
+from .._call.records import Asked, LayerParameters, Options, new_record
 from .._private import on_cpu
 from .._tensors import PLAIN, array, check_inputs, elsewhere, mask_for_core, optional_array, refuse_transforms
 from .._twins import twin
 from .._weights.last import OfSteps
 
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 NO_GRADIENT = "{} is not differentiable: call it under torch.no_grad(), or project with gradients enabled"
 
 
@@ -42,7 +43,7 @@ class Held(NamedTuple):
             if slot in (1, 2) and name != before:
                 child, before = module._modules[name], name
                 weights += child._parameters.values() if type(child) is nn.Linear else _all_of(child)
-        return cls(tuple(weights), tuple(map(_state, weights)))
+        return new_record(cls, (tuple(weights), tuple(map(_state, weights))))
 
     def same(self, now: Held) -> bool:
         if self.states is None:
@@ -178,7 +179,8 @@ class NewSteps(NamedTuple):
     @classmethod
     def of(cls, module: Any, cache: Any, inputs: Any, asked: Asked) -> NewSteps:
         check_cache(module, cache, asked.training)
-        check_causal_steps(asked.causal)
+        if asked.causal is not False:
+            check_causal_steps(asked.causal)
         valid_lens = asked.valid_lens
         refuse_transforms("decoding with a cache")
         queries, keys, values = inputs
@@ -196,7 +198,7 @@ class NewSteps(NamedTuple):
         masks = asked.masks
         if not (masks[0] is masks[1] is None):
             masks = module._checked_masks(masks, (cache.batch, n_steps, caches.most(cache._steps + counts)))
-        return cls(cache, module._head_counts(), n_steps, counts, module, masks)
+        return new_record(cls, (cache, module._head_counts(), n_steps, counts, module, masks))
 
     def _masks_of(self, steps: Any) -> Any:
         """The masks of keys that belong to these steps, (1 or B, K), -1 where there is none; None: to all in order."""
@@ -236,7 +238,7 @@ class NewSteps(NamedTuple):
             rows = self.module._rows_of_joint(parameters)
             pairs = (keys, parameters.W_k), (values, parameters.W_v)
             widths = [n for _, n in rows[1:]] if rows else [x.shape[2] if W is None else W.shape[0] for x, W in pairs]
-        room = cache._room(widths, np.dtype(np.float64 if queries.dtype is torch.float64 else np.float32))
+        room = cache._room(widths, _FLOAT64 if queries.dtype is torch.float64 else _FLOAT32)
         lens = cache._visible_keys(after, self.n_steps)
         turn = self.module._turn(cache._steps, self.n_steps, queries.dtype)
         options = self._options(parameters, weights, cache._span.steps_of_rows(after) if cache._span.rolls else None)
