@@ -3,6 +3,7 @@
 What could hang runs in a process of its own (tests/isolated/team.py), a thousand rounds of each by night.
 """
 
+import functools
 import os
 import re
 import resource
@@ -22,6 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "isolated" / "team.py"
 pytestmark = pytest.mark.skipif(not _core.has_team(), reason=f"not on torch's threads: {config.threads_of()[1]}")
 
 
+@functools.cache  # a process imports torch for seconds: what it has printed serves several tests
 def team(what, *more, rounds=5, **variables):
     """By night a thousand rounds."""
     rounds = 1000 if needs.NIGHTLY and rounds > 3 else rounds
@@ -30,17 +32,13 @@ def team(what, *more, rounds=5, **variables):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "forks_before_use+forks+forks_while_others_call+forked_pool+loader",
-        "bits_of_any_team+callers+regions+torch_starts_and_stops",
-        "interrupts+handlers_that_fork",
-        "spawn",
-    ],
-)
+# By day in one process, which ends inside calls; by night each in one of its own, for as long as a process may take.
+THREADED = "whose+bits_of_any_team+callers+regions+torch_starts_and_stops+spawn+interrupts+handlers_that_fork+exits"
+
+
+@pytest.mark.parametrize("what", ["forks_before_use+forks+forks_while_others_call+forked_pool+loader", THREADED])
 def test_with_something_else_going_on(what):
-    for some in what.split("+") if needs.NIGHTLY else [what]:  # each as long as a process may take
+    for some in what.split("+") if needs.NIGHTLY else [what]:
         team(some)
 
 
@@ -49,13 +47,14 @@ def test_workers_of_joblib():
     team("joblibs")
 
 
+@pytest.mark.skipif(not needs.NIGHTLY, reason="by day the process of the test above ends so")
 def test_exit_with_threads_inside_calls():
-    for _ in range(1000 if needs.NIGHTLY else 1):
-        team("exits", rounds=3)
+    for _ in range(1000):
+        team.__wrapped__("exits", rounds=3)
 
 
 def test_the_runtime_is_torchs_own():
-    kind, name, *loaded, _ = team("whose", rounds=3)
+    kind, name, *loaded, _ = team("whose" if needs.NIGHTLY else THREADED)
     assert kind == "torch" and name in {os.path.basename(path) for path in loaded}
     own = Path(torch.__file__).parent
     mine = [path for path in loaded if own in Path(path).parents]
@@ -136,14 +135,44 @@ def test_a_process_without_threads_to_spare_lives_on():
     assert done.stdout.strip() == "done", done.stdout + done.stderr
 
 
-WHOSE = "import mha_c.torch; from mha_c import config; print(*config.threads_of())"
+# What a process says that has asked for these threads: one process for each choice, asked all at once.
+WHOSE = """
+import torch, mha_c, mha_c.torch as mt
+from mha_c import config
+layer, x = mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0).eval(), torch.randn(8, 200, 64)
+def most():
+    return mha_c.explain(layer, x, x, x).as_dict()["attention"]["share"]["most_threads"]
+print(*config.threads_of())
+for n in (1, 2, 3, 5):
+    torch.set_num_threads(n)
+    with mha_c.set_num_threads(2):
+        set_to_two = most()
+    print(n, most(), set_to_two)
+torch.set_num_threads(2)
+explained = mha_c.explain(layer, x, x, x)
+print(explained, explained.detail)
+"""
 
 
-def test_whose_threads_can_be_chosen(capsys):
-    assert children.printed(WHOSE, MHA_C_THREADS_OF="own") == ("own mha_c's own: MHA_C_THREADS_OF", "")
-    for choice in ("host", "", None) if needs.NIGHTLY else ("",):
-        assert children.printed(WHOSE, MHA_C_THREADS_OF=choice)[0].startswith("torch torch's own, of lib")
-    said, warned = children.printed(WHOSE, MHA_C_THREADS_OF="yours")
+@pytest.fixture(scope="module")
+def asked_for():
+    """{choice: (its first line, its numbers of threads, what was explained, warnings)}"""
+
+    @functools.cache
+    def answer(choice):
+        said, warned = children.printed(WHOSE, MHA_C_THREADS_OF=choice)
+        first, *numbers = said.split("\n", 5)
+        return first, [line.split() for line in numbers[:4]], numbers[4], warned
+
+    return answer
+
+
+def test_whose_threads_can_be_chosen(capsys, asked_for):
+    said, _, _, warned = asked_for("own")
+    assert (said, warned) == ("own mha_c's own: MHA_C_THREADS_OF", "")
+    for choice in ("host", "", None) if needs.NIGHTLY else (None,):
+        assert asked_for(choice)[0].startswith("torch torch's own, of lib")
+    said, _, _, warned = asked_for("yours")
     assert said.startswith("torch") and "MHA_C_THREADS_OF='yours' is ignored: it must be own or host" in warned
     shown = mha_c.show_config()
     assert shown["threads_of"] == "torch" and shown["threads_of_from"] in capsys.readouterr().out
@@ -159,20 +188,22 @@ def test_a_fork_that_imports_us_after_torch_has_threads_of_its_own():
     code = """
     import os, torch
     x = torch.ones(1, 8, 300, 64)  # on all threads, which torch's own operations of this size would wait for in a fork
-    pid = os.fork()
-    if pid == 0:
-        import warnings, mha_c.torch
-        from mha_c import config
-        mha_c.torch.functional.dot_product_attention(x, x, x)
-        print(*config.threads_of(), flush=True)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
+    for choice in ({}, {"MHA_C_THREADS_OF": "host"}):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(choice)
+            import warnings, mha_c.torch
+            from mha_c import config
+            mha_c.torch.functional.dot_product_attention(x, x, x)
+            print(*config.threads_of(), flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
     """
-    code = "\n".join(line[4:] for line in code.splitlines())
-    said = children.printed(code, MHA_C_THREADS_OF=None)[0]
-    assert said == "own mha_c's own: this process was forked: torch's may be those of its parent"
-    said, warned = children.printed(code, MHA_C_THREADS_OF="host")
-    assert said.startswith("own") and "MHA_C_THREADS_OF='host' is ignored: this process was forked" in warned
+    said, warned = children.printed("\n".join(line[4:] for line in code.splitlines()), MHA_C_THREADS_OF=None)
+    unchosen, chosen = said.splitlines()
+    assert unchosen == "own mha_c's own: this process was forked: torch's may be those of its parent"
+    assert chosen.startswith("own") and warned.count("is ignored") == 1
+    assert "MHA_C_THREADS_OF='host' is ignored: this process was forked" in warned
 
 
 def test_forks_are_recognized(tmp_path):
@@ -183,34 +214,13 @@ def test_forks_are_recognized(tmp_path):
     assert config._forked(str(tmp_path / "missing")) and not config._forked()
 
 
-def test_torchs_number_counts_unless_ours_was_set():
-    code = """
-    import torch, mha_c, mha_c.torch as mt
-    layer, x = mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0).eval(), torch.randn(8, 200, 64)
-    def most():
-        return mha_c.explain(layer, x, x, x).as_dict()["attention"]["share"]["most_threads"]
-    for n in (1, 2, 3, 5):
-        torch.set_num_threads(n)
-        with mha_c.set_num_threads(2):
-            set_to_two = most()
-        print(n, most(), set_to_two)
-    """
-    code = "\n".join(line[4:] for line in code.splitlines())
+def test_torchs_number_counts_unless_ours_was_set(asked_for):
     if config._cpu_quota() is not None:
         pytest.skip("the quota of this process counts like a number that was set")
-    found = [line.split() for line in children.printed(code)[0].splitlines()]
-    assert found == [["1", "1", "1"], ["2", "2", "2"], ["3", "3", "2"], ["5", "5", "2"]]
+    assert asked_for(None)[1] == [["1", "1", "1"], ["2", "2", "2"], ["3", "3", "2"], ["5", "5", "2"]]
 
 
-def test_what_is_explained_says_whose_threads():
-    code = """
-    import torch, mha_c, mha_c.torch as mt
-    torch.set_num_threads(2)
-    layer, x = mt.MultiHeadAttention(64, 64, 64, 64, 4, 0.0).eval(), torch.randn(8, 200, 64)
-    explained = mha_c.explain(layer, x, x, x)
-    print(explained, explained.detail)
-    """
-    code = "\n".join(line[4:] for line in code.splitlines())
+def test_what_is_explained_says_whose_threads(asked_for):
     for choice, of_torch in ((None, " of torch"), ("own", "")):
-        said = children.printed(code, MHA_C_THREADS_OF=choice)[0]
+        said = asked_for(choice)[2]
         assert f", 2 threads{of_torch}; " in said and re.search(f"threads +2{of_torch},", said), said
