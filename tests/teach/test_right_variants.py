@@ -255,7 +255,7 @@ def test_drawn_right_ones(kind, rng):
     if kind in ("additive", "multi_head"):  # objects of these kinds are layers, which own their weights
         own["call"] = [call for call in CALLS if call != "object"]
     every = math.prod(map(len, own.values()))
-    for number in rng.choice(every, 200 if needs.NIGHTLY else 40, replace=False):
+    for number in rng.choice(every, 200 if needs.NIGHTLY else 20, replace=False):
         places = np.unravel_index(number, [len(each) for each in own.values()])
         way = {name: each[place] for (name, each), place in zip(own.items(), places)}
         answer = teach.check(variant(kind, way), kind)

@@ -26,6 +26,7 @@ def test_autocast():
     assert torch.equal(out, layer(z, z, z, torch.tensor([3, 5])).bfloat16())
 
 
+@pytest.mark.by_day("name", "dtype", together=1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [*sized_layers(), "dot"])
 def test_autocast_rounds_once(name, dtype):

@@ -215,6 +215,7 @@ HALF_PARTS = {
 }
 
 
+@pytest.mark.by_day("name", "kind", together=1)
 @pytest.mark.parametrize("name", HALF_PARTS)
 @pytest.mark.parametrize("kind", ["multi-head", "dot product"])
 def test_a_call_draws_one_seed(name, kind):
@@ -263,6 +264,7 @@ WAYS = {
 }
 
 
+@pytest.mark.by_day("way", "option", together=1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("option", OPTIONS)
