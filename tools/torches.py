@@ -2,6 +2,7 @@
 
     python tools/torches.py 1.12.0 [words for pytest ...]
     python tools/torches.py 1.12.0 --environment FOLDER     in one that has this torch already
+    python tools/torches.py 1.12.0 --prepare                makes the environment alone, which needs no wheel of ours
     python tools/torches.py 1.12.0 --python                 prints the Python that belongs to it, as 3.9
     python tools/torches.py --list                          prints the versions of torches.txt
 
@@ -92,6 +93,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("torch", nargs="?", choices=[*torches()])
     parser.add_argument("--environment", type=Path)
+    parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--python", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", default=str((os.cpu_count() or 1) + 1), help="files that run side by side")
@@ -111,6 +113,8 @@ def main():
             print(f"*** torch {arguments.torch} belongs to Python {row['python']}, this is {version} ***", flush=True)
         environment = ROOT / "build" / f"torch-{arguments.torch}"
         make(environment, row)
+    if arguments.prepare:
+        return
     install(environment)
     options = [f"--config-file={ROOT / 'pyproject.toml'}", f"--rootdir={ROOT}", "-p", "no:cacheprovider", "-q", "-rfEs"]
     options += ["-n", arguments.jobs, "--dist", "loadfile", "--no-loadscope-reorder"]
