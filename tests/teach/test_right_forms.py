@@ -45,6 +45,7 @@ class Given:
     [
         (lambda out, weights: (out,), ""),
         (lambda out, weights: [out, weights], ""),
+        (lambda out, weights: (weights, out), "[1]"),
         (lambda out, weights: {"output": out, "weights": weights}, "output"),
         (lambda out, weights: {"weights": weights, "y": out}, "y"),
         (Given, "hidden"),

@@ -18,11 +18,11 @@ class NoOutput(TypeError):
     """What a student gives is no output."""
 
 
-def output_of(result: Any, keys: int, second: bool = False) -> tuple[Any, str]:
+def output_of(result: Any, keys: int, second: bool = False, of_layer: bool = False) -> tuple[Any, str]:
     """(the output, the name of its entry where it is not the first of a tuple).
 
-    Of a tuple the first, or of a pair of queries and keys the second; of what has names the first that is not the
-    attention weights, whose rows have as many numbers as there are keys, and sum to 1.
+    Of a tuple the first, or of a pair of queries and keys the second; of what has names, and of a layer's pair, the
+    first that is not the attention weights, whose rows have as many numbers as there are keys, and sum to 1.
     """
     if result is None:
         raise NoOutput(said("it gives None: is a return missing?"))
@@ -33,10 +33,10 @@ def output_of(result: Any, keys: int, second: bool = False) -> tuple[Any, str]:
         if isinstance(result, dict):
             raise NoOutput(said("it gives a dict: return the output, or (output, weights)"))
         return result, ""
-    if isinstance(result, (tuple, list)):
+    if isinstance(result, (tuple, list)) and not (of_layer and len(held) == 2):
         return _of_a_probe([*held.values()][second and len(held) > 1]), ""
     name = next((name for name, x in held.items() if not _are_weights(x, keys)), next(iter(held)))
-    return _of_a_probe(held[name]), name
+    return _of_a_probe(held[name]), "" if name == "[0]" else name
 
 
 def _entries(result: Any) -> Mapping[str, Any]:

@@ -388,7 +388,7 @@ class Student:
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of NumPy's functions that are tried on tensors, and torch's on arrays
             result = self.last_result = self._called(call, given)
-        output, entry = output_of(result, keys, asked.role == "second")
+        output, entry = output_of(result, keys, asked.role == "second", self.has_weights)
         self.entry = entry or self.entry
         return output
 
