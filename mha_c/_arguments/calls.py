@@ -9,19 +9,12 @@ from opcode import opmap
 from typing import Any, TypeVar, cast
 
 from ..errors import ShapeError
-from .names import INSTEAD, meant
+from .names import CAUSAL, INSTEAD, MASKS, meant
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _RAISE = opmap["RAISE_VARARGS"]
 
-# Names of masks in other libraries, and whether True hides a key there; None: in some of them.
-_MASKS = {
-    **dict.fromkeys(("attention_mask", "keep_mask", "key_mask", "value_mask"), False),
-    **dict.fromkeys((f"{of}key_padding_mask" for of in ("", "src_", "tgt_", "memory_")), True),
-    **dict.fromkeys((f"{of}mask" for of in ("", "attn_", "src_", "tgt_", "memory_", "padding_", "pad_")), None),
-}
-_CAUSAL = "is_causal", "use_causal_mask"
 INPUTS = "queries", "keys", "values"
 
 
@@ -62,9 +55,9 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
     known = [one.name for one in shown if one.kind is not one.VAR_POSITIONAL]
     if name in getattr(type(layer), "_lacks", {}):
         hint = layer._lacks[name]
-    elif name in _CAUSAL and "causal" in known:
+    elif name in CAUSAL and "causal" in known:
         hint = "write causal=True"
-    elif name in _MASKS and not {"keep_mask", "valid_lens"}.isdisjoint(known):
+    elif name in MASKS and not {"keep_mask", "valid_lens"}.isdisjoint(known):
         hint = _instead_of(name, layer, known)
     else:
         hint = f"it is called with {signature.replace(parameters=shown, return_annotation=signature.empty)}"
@@ -76,7 +69,7 @@ def misnamed(layer: Any, call: str, named: Iterable[str]) -> TypeError:
 
 def _instead_of(mask: str, layer: Any, known: Collection[str]) -> str:
     """What to write instead of a mask."""
-    hides, causal = _MASKS[mask], "For a causal mask write causal=True"
+    hides, causal = MASKS[mask], "For a causal mask write causal=True"
     keep = f"~{mask}" if hides else mask
     of_items = "" if "padding" in mask else " of a mask (B, K) or (B, Q, K)"  # (B, K): one row for all queries
     lens = f"valid_lens={f'({keep})' if hides else keep}.sum(-1){of_items}"

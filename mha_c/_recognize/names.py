@@ -6,28 +6,9 @@ import inspect
 import re
 from typing import Any
 
-OTHERS = {  # the book's names, and others for the same
-    "queries": "query q x_q q_x hidden decoder_hidden dec_hidden decoder_state hidden_state chaxun 查询 クエリ 쿼리",
-    "keys": "key k x_kv kv_x x_k encoder_outputs encoder_output encoder_out enc_outputs enc_output enc_out "
-    "encoder_hidden_states encoder_states encoder_hidden enc_hidden enc_states memory context annotations features "
-    "key_value_states kv_states kv jian 键 キー 키",
-    "values": "value v x_v zhi 值 バリュー 밸류 값",
-    "X": "x input inputs in_features in_query_or_key scores score s a logits hidden_states スコア",
-    "valid_lens": "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths 有效长度 有効長",
-    "w_v": "wv v_a va v_t vt w_a",
-    "num_heads": "n_heads heads h H nhead n_head nheads num_head num_attention_heads head_num "
-    "toushu tou_shu 头数 头数量 注意力头数 ヘッド数 헤드수",
-    "num_kv_heads": "n_kv_heads n_kv_head kv_heads num_key_value_heads num_kv_groups n_kv",
-    "head_dim": "d_k dim_head d_head head_size dim_per_head per_head_dim d_keys depth head_width 头维度 每头维度",
-    "num_hiddens": "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim emb d_out n_embd emb_dim "
-    "embed_size weidu 隐藏维度 隐藏单元数 隐藏大小 隐藏层大小 模型维度 嵌入维度 特征维度 维度",
-    "max_len": "max_length context_length block_size 最大长度 上下文长度",
-    "query_size": "d d_k 查询维度 查询大小 输入维度", "key_size": "键维度 键大小", "value_size": "值维度 值大小",
-    "dropout": "dropout_p drop p dropout_rate dropout_prob attn_dropout attn_pdrop attn_drop attention_dropout "
-    "p_dropout 丢弃率 丢弃概率 暂退率 暂退概率",
-    "bias": "use_bias qkv_bias 偏置 使用偏置",
-}  # fmt: skip
-HEADS = ("num_heads", *OTHERS["num_heads"].split())
+from .._arguments.names import OTHERS
+
+HEADS = ("num_heads", *OTHERS["num_heads"].anywhere.split())
 CONFIGS = "config", "cfg", "conf", "args", "hparams", "configuration", "params", "opt"
 _MORE_HEADS = re.compile("(n|num|number|count)?_?(of_)?((attn|attention|self|q|query)_)?(h|heads?)(_?(num|count))?")
 _WRITTEN_IN_C = {"scaled_dot_product_attention": ("query", "key", "value", "attn_mask")}  # no signature tells these
@@ -54,7 +35,7 @@ _WHOLE = {  # names that are made of such words alone, or stand in for a name
 def books_name(name: str, wanted: list[str]) -> str:
     """Which of the wanted names of the book `name` stands for, or ""."""
     for each in wanted:
-        if name.lower() == each.lower() or name.lower() in OTHERS.get(each, "").lower().split():
+        if name.lower() == each.lower() or (each in OTHERS and name.lower() in OTHERS[each].anywhere.lower().split()):
             return each
         if each.startswith("W_") and root_of(name) == each[2:]:
             return each

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from .names import OTHERS, heads_of, root_of
+from .._arguments.names import OTHERS
+from .names import heads_of, root_of
 from .stored import PER_HEAD, Leaf, Part, as_it_was, at, bias_of, leaves_of, paths, place, shape_of, stored_in, write
 
 _ANY = "linear proj projection fc dense w".split()
@@ -133,7 +134,7 @@ class _LayerLeaves:
     def _number(self, name: str) -> Optional[int]:
         if name == "num_heads":
             return heads_of(self.layer) or None
-        names = (name, *OTHERS[name].split())
+        names = (name, *OTHERS[name].anywhere.split())
         found = (getattr(self.layer, each, None) for each in names)
         return next((x for x in found if isinstance(x, int) and not isinstance(x, bool) and x > 0), None)
 

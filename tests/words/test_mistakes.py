@@ -92,6 +92,8 @@ NUMPY = {
     "attn_mask=": (lambda: called(X, X, X, attn_mask=np.ones((3, 3))), "keep_mask=attn_mask.*valid_lens"),
     "key_padding_mask=": (lambda: called(X, X, X, key_padding_mask=np.ones((2, 3))), r"valid_lens=\(~key_padding"),
     "is_causal=": (lambda: called(X, X, X, is_causal=True), "write causal=True$"),
+    "context=": (lambda: called(X, context=X, values=X), "did you mean keys"),
+    "dim=": (lambda: mha_c.MultiHeadAttention(dim=8, num_heads=2, dropout=0.0), "did you mean num_hiddens"),
     "valid_len=": (lambda: called(X, X, X, valid_len=[1, 2]), "did you mean valid_lens"),
     "need_weights=": (lambda: called(X, X, X, need_weights=True), r"layer.attention_weights.*It is called with \("),
     "average_attn_weights=": (lambda: called(X, X, X, average_attn_weights=False), r"layer.attention_weights after"),

@@ -6,29 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ..._arguments.names import OTHERS
 from ..._recognize import books_name
 
-# Names of a constructor's arguments; the first that fits.
-_SIZES = {
-    "query_size": "query_dim q_dim dim_q d_q d_query d_in in_features input_dim in_dim d_input dim_in in_size "
-    "input_size enc_dim dec_dim dec_hid_dim",
-    "key_size": "key_dim k_dim kdim enc_hid_dim encoder_dim d_key",
-    "value_size": "value_dim v_dim vdim d_value",
-    "num_hiddens": "d_out attn_dim attention_dim out_dim units features channels embed_dimension embedding_dim n_units "
-    "hidden hiddens embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
-    "num_heads": "num_attention_heads nh n_attention_heads",
-    "max_len": "context_length block_size max_seq_len max_seq_length seq_len n_ctx max_length max_position n_positions "
-    "context_len ctx_len max_position_embeddings max_sequence_length t t_max length num_steps n_steps num_positions",
-    "head_dim": "d_k d_v dk dv dim_head head_size d_head head_dimension",
-    "base": "theta rope_theta",
-    "num_layers": "n_layers n_layer depth",
-    "vocab_size": "vocab",
-    "window": "window_size window_len window_length sliding_window attention_window local_window",
-    "chunk_size": "chunk chunk_len chunk_length kv_chunk_size key_chunk_size k_chunk_size tile_size",
-    "temperature": "temp",
-    "device": "",
-    "dtype": "",
-}
 _NAMES = [
     "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
     "dropout", "bias", "base", "num_layers", "vocab_size",
@@ -97,8 +77,8 @@ class Config(dict):  # type: ignore[type-arg]
 def size_of(name: str) -> str:
     """The book's name of a constructor's argument, or ""."""
     plain = name.lower()
-    for ours, others in _SIZES.items():
-        if plain == ours or plain in others.split():
+    for ours, others in OTHERS.items():
+        if others.constructor and plain in (ours, *others.constructor.split(), *others.ours.split()):
             return ours
     if "drop" in plain or plain.endswith("_pdrop"):
         return "dropout"
