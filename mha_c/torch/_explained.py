@@ -23,7 +23,7 @@ from ._call.choice import CORE, GENERAL, WHY, choose
 from ._call.dropout import rate
 from ._call.inputs import check_call, checked_inputs, children_of, copied, materialize
 from ._call.readable import readable
-from ._call.records import Asked, LayerParameters, Options
+from ._call.records import Asked, LayerInputs, LayerParameters, Options
 from ._decoder.decoding import check_cache
 from ._decoder.projected import ProjectedKeyValues
 from ._private import observed, on_cpu
@@ -82,7 +82,7 @@ def _draw(module: Any, inputs: Any) -> None:
         materialize(module, *inputs)
 
 
-def _of_core(module: Any, inputs: Any, parts: Parts, asked: Asked) -> Facts:
+def _of_core(module: Any, inputs: LayerInputs, parts: Parts, asked: Asked) -> Facts:
     learns = torch.is_grad_enabled() and any_needs_grad(inputs, parts.parameters, [asked.bias])
     given = Options(core_corner(asked.causal, *inputs[:2]), *asked.masks)
     parts, tensors, given = parts.in_one_type(inputs, given)
@@ -98,7 +98,7 @@ def _of_core(module: Any, inputs: Any, parts: Parts, asked: Asked) -> Facts:
     return _core.explain_layer(*call)
 
 
-def _of_torch(inputs: Any, parameters: LayerParameters, counts: Any) -> Facts:
+def _of_torch(inputs: LayerInputs, parameters: LayerParameters, counts: Any) -> Facts:
     """Facts of torch's own operations: what computes the attention, and bytes without those inside torch's kernels."""
     w_v, (batch, _, n_queries, n_keys) = parameters.w_v, counts
     q, k, v = (x.shape[2] if W is None else W.shape[0] for x, W in zip(inputs, parameters))

@@ -29,7 +29,7 @@ from ._call.choice import choose, in_one_call
 from ._call.inputs import checked_inputs, materialize
 from ._call.masks import masks_of
 from ._call.readable import parts_for_core
-from ._call.records import Asked, LayerParameters, Options, new_record, pair
+from ._call.records import Asked, LayerInputs, LayerParameters, Options, new_record, pair
 from ._call.turning import turn_for_core
 from ._decoder.decoding import KeyValueCache, NewSteps
 from ._decoder.projected import ProjectedKeyValues, project
@@ -318,11 +318,13 @@ class AttentionModule(DecodingModule, Viewable):
         named = {**named, "training": asked.training, "cache": cache}
         return leaf_of_a_graph(self, (*inputs, asked.valid_lens), **named)
 
-    def _general(self, inputs: Any, asked: Asked, projected: bool, steps: Optional[NewSteps], plain: bool) -> Tensor:
+    def _general(
+        self, inputs: LayerInputs, asked: Asked, projected: bool, steps: Optional[NewSteps], plain: bool
+    ) -> Tensor:
         """The call by torch's operations."""
         return (general.by_torch if plain else general.by_the_book)(self, inputs, asked, projected, steps)
 
-    def _lines(self, inputs: Any, asked: Asked, projected: bool) -> Tensor:
+    def _lines(self, inputs: LayerInputs, asked: Asked, projected: bool) -> Tensor:
         """The call as the book writes it: one part after the other.
 
         projected   keys and values have been through W_k and W_v already
@@ -331,7 +333,7 @@ class AttentionModule(DecodingModule, Viewable):
 
     # --- What the layer is to the core ------------------------------------------------------------
 
-    def _options(self, given: Any, inputs: Any, parts: Any) -> Optional[Options]:
+    def _options(self, given: Any, inputs: LayerInputs, parts: Any) -> Optional[Options]:
         """The options of a call of the core, None if there are none.
 
         given   corner, keep_mask, bias

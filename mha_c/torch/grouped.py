@@ -19,7 +19,7 @@ from ._call import general
 from ._call.children import Layout
 from ._call.formulas import visible_keys
 from ._call.inputs import check_projected
-from ._call.records import Asked, AttentionCall, LayerParameters, Options, new_record
+from ._call.records import Asked, AttentionCall, LayerInputs, LayerParameters, Options, new_record
 from ._call.turning import turned, turns
 from ._decoder.decoding import KeyValueCache, NewSteps
 from ._decoder.projected import ProjectedKeyValues, project
@@ -53,7 +53,7 @@ class RotatesHeads(AttentionModule):
     def _turned_features(self) -> int:
         return self._modules["W_o"].in_features // self.num_heads if self.rope else 0
 
-    def _options(self, given: Any, inputs: Any, parts: Any) -> Optional[Options]:
+    def _options(self, given: Any, inputs: LayerInputs, parts: Any) -> Optional[Options]:
         turn, rows = None, self._rows_of_joint(parts[0])
         if self.rope:
             queries, keys, _ = inputs
@@ -62,16 +62,18 @@ class RotatesHeads(AttentionModule):
 
     # --- The book's lines, where another than the core computes them --------------------------------
 
-    def _general(self, inputs: Any, asked: Asked, projected: bool, steps: Optional[NewSteps], plain: bool) -> Tensor:
+    def _general(
+        self, inputs: LayerInputs, asked: Asked, projected: bool, steps: Optional[NewSteps], plain: bool
+    ) -> Tensor:
         if steps is not None and self.rope and not self._rotates_as_made():
             raise ValueError("a cache rotates each step at its own position, which this layer's own _rope cannot")
         return general.of_heads(self, inputs, asked, projected, steps, plain)
 
-    def _projected(self, inputs: Any, projected: bool) -> Any:
+    def _projected(self, inputs: LayerInputs, projected: bool) -> Any:
         """Queries, keys and values (B, rows, heads, features), by the children."""
         raise NotImplementedError
 
-    def _heads(self, inputs: Any, projected: bool, first: Any = 0) -> Any:
+    def _heads(self, inputs: LayerInputs, projected: bool, first: Any = 0) -> Any:
         """The same (B, heads, rows, features), rotated at the positions from `first` on; projected keys are already."""
         q, k, v = (x.transpose(1, 2) for x in self._projected(inputs, projected))
         if self.rope and self._rotates_as_made():
@@ -245,7 +247,7 @@ class GQAAttention(RotatesHeads):
     def _head_counts(self) -> Any:
         return self.num_heads, self.num_kv_heads
 
-    def _projected(self, inputs: Any, projected: bool) -> Any:
+    def _projected(self, inputs: LayerInputs, projected: bool) -> Any:
         q, k, v = inputs
         q, k, v = self.W_q(q), k if projected else self.W_k(k), v if projected else self.W_v(v)
         return [x.unflatten(2, (-1, self.head_dim)) for x in (q, k, v)]
@@ -364,7 +366,7 @@ class CausalAttention(RotatesHeads):
     def _for_core(self, parameters: LayerParameters) -> LayerParameters:
         return parameters.apart(self._rows_of_joint(parameters))
 
-    def _projected(self, inputs: Any, projected: bool) -> Any:
+    def _projected(self, inputs: LayerInputs, projected: bool) -> Any:
         return self.W_qkv(inputs[0]).unflatten(2, (3, self.num_heads, -1)).unbind(2)
 
     if TYPE_CHECKING:  # nn.Module's takes and gives Any

@@ -148,7 +148,7 @@ def add_through_projections(
             of_b.add_(flat.sum(0))
 
 
-def heads_of(call: LayerCall, inputs: Any, parameters: LayerParameters) -> list[Tensor]:
+def heads_of(call: LayerCall, inputs: tuple[Tensor, ...], parameters: LayerParameters) -> list[Tensor]:
     """Heads (B, H, rows, d) of the inputs as attention gets them: projected, split, turned."""
     (_, _, _, turn, rows), (of_q, of_k) = call.options or PLAIN_OPTIONS, call.heads
     into, found = parameters.projections(rows), []

@@ -13,7 +13,7 @@ from ..._core import layer_parts
 from .._private import GLOBAL_HOOKS, HOOKS, constant_to_compilers
 from .._tensors import FLOATS, common_type, exporting, is_compiling
 from .packed import Packed
-from .records import PLAIN_OPTIONS, LayerParameters, Options
+from .records import PLAIN_OPTIONS, LayerInputs, LayerParameters, Options
 
 
 class _LayoutFields(NamedTuple):
@@ -68,7 +68,7 @@ class Parts(NamedTuple):
     dropout: Any
     packed: Optional[Packed]  # what `frozen` has packed of these parameters
 
-    def in_one_type(self, inputs: Any, options: Options = PLAIN_OPTIONS) -> tuple[Parts, Any, Options]:
+    def in_one_type(self, inputs: LayerInputs, options: Options = PLAIN_OPTIONS) -> tuple[Parts, Any, Options]:
         """Parts, inputs and options in the type that the core computes in: float32 for 16-bit floats, also mixed with
         float32.
 

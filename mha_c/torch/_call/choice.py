@@ -24,7 +24,7 @@ from .._tensors import elsewhere, exporting, is_compiling
 from . import core, ops
 from .children import Parts
 from .readable import readable
-from .records import Asked, Options
+from .records import Asked, LayerInputs, Options
 
 CORE, OPERATOR, GENERAL = "core", "operator", "general"
 WHY = {
@@ -34,7 +34,7 @@ WHY = {
 }
 
 
-def choose(parts: Optional[Parts], inputs: Any, asked: Asked) -> str:
+def choose(parts: Optional[Parts], inputs: LayerInputs, asked: Asked) -> str:
     """The way of a call with these inputs; parts: of `standard_parts`."""
     queries = inputs[0]
     if parts is None:
@@ -48,7 +48,7 @@ def choose(parts: Optional[Parts], inputs: Any, asked: Asked) -> str:
 
 
 def in_one_call(
-    module: Any, way: str, parts: Optional[Parts], inputs: Any, asked: Asked, steps: Any = None
+    module: Any, way: str, parts: Optional[Parts], inputs: LayerInputs, asked: Asked, steps: Any = None
 ) -> Optional[Tensor]:
     """The output by the way that `choose` has chosen; None where torch's operations must compute it."""
     if parts is None or way is GENERAL:

@@ -16,13 +16,13 @@ from .._weights.last import Last
 from .attention import any_needs_grad
 from .autograd import LayerSource, connect_layer
 from .dropout import rate
-from .records import LayerCall, Options, new_record
+from .records import LayerCall, LayerInputs, Options, new_record
 
 _INT64 = torch.int64
 
 
 def call(
-    module: Any, parts: Any, inputs: Any, valid_lens: Any, training: Any, steps: Any = None, dtype: Any = None,
+    module: Any, parts: Any, inputs: LayerInputs, valid_lens: Any, training: Any, steps: Any = None, dtype: Any = None,
     options: Optional[Options] = None,
 ) -> Tensor:  # fmt: skip
     """The output.

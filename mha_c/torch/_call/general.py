@@ -25,12 +25,12 @@ from .children import standard_parts
 from .choice import choose, in_one_call, needs_each_operation
 from .dropout import rate
 from .inputs import check_call, checked_inputs, children_of
-from .records import Asked, AttentionCall, AttentionTensors
+from .records import Asked, AttentionCall, AttentionTensors, LayerInputs
 
 # --- The book's lines ---------------------------------------------------------------------------------------
 
 
-def multi_head(layer: Any, inputs: Any, asked: Asked, projected: bool) -> Tensor:
+def multi_head(layer: Any, inputs: LayerInputs, asked: Asked, projected: bool) -> Tensor:
     queries, keys, values = inputs
     parts = standard_parts(layer, True)  # if there are any, nothing but projections is replaced: no heads are needed
     heads = layer.transpose_qkv if parts is None else _as_they_are
@@ -63,7 +63,7 @@ def _attention(layer: Any, parts: Any, projected: Any, asked: Asked) -> Optional
     return in_one_call(layer, choose(parts, projected, asked), parts, projected, asked)
 
 
-def dot_product(layer: Any, inputs: Any, asked: Asked, projected: bool) -> Tensor:
+def dot_product(layer: Any, inputs: LayerInputs, asked: Asked, projected: bool) -> Tensor:
     queries, keys, values = inputs
     if queries.shape[-1] == 0:
         scores = formulas.dot_product_scores(queries, keys)
@@ -72,7 +72,7 @@ def dot_product(layer: Any, inputs: Any, asked: Asked, projected: bool) -> Tenso
     return _attended(layer, scores, values, asked)
 
 
-def additive(layer: Any, inputs: Any, asked: Asked, projected: bool) -> Tensor:
+def additive(layer: Any, inputs: LayerInputs, asked: Asked, projected: bool) -> Tensor:
     queries, keys, values = inputs
     queries, keys = layer.W_q(queries), keys if projected else layer.W_k(keys)
     parts = standard_parts(layer, True)
@@ -110,7 +110,7 @@ def _masked(scores: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
     return torch.where(visible, scores, torch.where(empty, 0.0, -torch.inf).to(scores.dtype)), empty
 
 
-def by_the_book(layer: Any, inputs: Any, asked: Asked, projected: bool = False, steps: Any = None) -> Tensor:
+def by_the_book(layer: Any, inputs: LayerInputs, asked: Asked, projected: bool = False, steps: Any = None) -> Tensor:
     """The output.  Nothing is looked at before the lines do so; an error of theirs is put into our words.
 
     projected  keys and values have been through W_k and W_v already
@@ -145,7 +145,7 @@ def by_the_book(layer: Any, inputs: Any, asked: Asked, projected: bool = False, 
         raise
 
 
-def _one_by_one(layer: Any, inputs: Any, asked: Asked, steps: Any) -> Tensor:
+def _one_by_one(layer: Any, inputs: LayerInputs, asked: Asked, steps: Any) -> Tensor:
     """New steps that see other rows of a window each: one call of the book's lines after another, and all weights."""
     outputs, weights = [], []
     for one, rows in steps.one_by_one(inputs):
@@ -168,7 +168,7 @@ def _rows(layer: Any, inputs: Any) -> Any:
 # --- torch's operations -------------------------------------------------------------------------------------
 
 
-def by_torch(layer: Any, inputs: Any, asked: Asked, projected: bool, steps: Any = None) -> Tensor:
+def by_torch(layer: Any, inputs: LayerInputs, asked: Asked, projected: bool, steps: Any = None) -> Tensor:
     """The output of a layer whose parts are all plain.  The arguments are those of `by_the_book`; torch's kernels have
     a causal mask that is no array."""
     inputs, call, children = checked(layer, inputs, asked, projected, steps)
@@ -240,7 +240,9 @@ def kept(
 # --- Heads that are turned and share keys -------------------------------------------------------------------
 
 
-def of_heads(layer: Any, inputs: Any, asked: Asked, projected: bool, steps: Any = None, plain: bool = False) -> Tensor:
+def of_heads(
+    layer: Any, inputs: LayerInputs, asked: Asked, projected: bool, steps: Any = None, plain: bool = False
+) -> Tensor:
     """The output of a layer of the third generation: its lines, whatever computes the parts.
 
     plain   all parts are: rows that no query sees have no influence

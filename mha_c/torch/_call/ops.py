@@ -24,7 +24,7 @@ from .checks import checked_lengths
 from .children import Parts
 from .dropout import number, rate
 from .formulas import gradients, split_heads
-from .records import LayerCall, LayerParameters, Options, pair
+from .records import LayerCall, LayerInputs, LayerParameters, Options, pair
 from .scored import Computed, Scored
 from .turning import turn_for_core
 
@@ -80,7 +80,7 @@ class Words(NamedTuple):
         return LayerCall(valid_lens, heads, self.empty_rows, self.dropout, seed, options)
 
 
-def call(module: Any, parts: Parts, inputs: Any, valid_lens: Any, training: Any, options: Options) -> Tensor:
+def call(module: Any, parts: Parts, inputs: LayerInputs, valid_lens: Any, training: Any, options: Options) -> Tensor:
     """The output of a call of a layer, in the type of queries."""
     dtype, p = result_type(inputs[0].dtype), float(rate(parts.dropout, training))
     (parameters, holder, _, _), (queries, keys, values), options = parts.in_one_type(inputs, options)

@@ -15,6 +15,7 @@ from .._tensors import mask_for_core, optional_array
 if TYPE_CHECKING:
     from ..._types import Causal, Corner, EmptyRows
 Heads = Union[int, tuple[int, int]]  # of all; or of queries, and of keys and values
+LayerInputs = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, checked
 
 
 class Asked(NamedTuple):

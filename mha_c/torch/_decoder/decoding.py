@@ -17,7 +17,7 @@ from ..._arguments.options import check_causal_steps
 from ..._core import layer_step
 from ..._decoder import caches, rolling
 from .._call.attention import any_needs_grad
-from .._call.records import Asked, LayerParameters, Options, new_record
+from .._call.records import Asked, LayerInputs, LayerParameters, Options, new_record
 from .._private import on_cpu
 from .._tensors import PLAIN, array, check_inputs, elsewhere, mask_for_core, optional_array, refuse_transforms
 from .._twins import twin
@@ -217,7 +217,7 @@ class NewSteps(NamedTuple):
         """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
         return not self.cache._span.rolls or self.n_steps <= 1
 
-    def one_by_one(self, inputs: Any) -> Iterator[tuple[NewSteps, Any]]:
+    def one_by_one(self, inputs: LayerInputs) -> Iterator[tuple[NewSteps, Any]]:
         """(NewSteps, inputs) of one new step after another."""
         for i in range(self.n_steps):
             counts = 1 if isinstance(self.counts, int) else (self.counts > i).astype(np.int64)
@@ -226,7 +226,7 @@ class NewSteps(NamedTuple):
             one = self._replace(n_steps=1, counts=counts, masks=(keep_mask, bias))
             yield one, tuple(x[:, i : i + 1] for x in inputs)
 
-    def by_core(self, inputs: Any, parameters: LayerParameters, weights: Any) -> Any:
+    def by_core(self, inputs: LayerInputs, parameters: LayerParameters, weights: Any) -> Any:
         """(out, what is kept): append the steps and attend, in one call of the core; weights: perhaps packed."""
         cache, (queries, keys, values) = self.cache, inputs
         if cache._span.rolls and self.n_steps > 1:
@@ -248,7 +248,7 @@ class NewSteps(NamedTuple):
         cache._keep(held, after)
         return out, OfSteps(cache._placed(kept, after)) if cache._span.rolls else kept
 
-    def _by_parts(self, inputs: Any, parameters: LayerParameters, weights: Any) -> Any:
+    def _by_parts(self, inputs: LayerInputs, parameters: LayerParameters, weights: Any) -> Any:
         """The same for several steps in a cache with a window."""
         cache, held = self.cache, Held.by(self.module)
         after = cache._check(held, self.counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -10,6 +10,11 @@ from torch import Tensor
 from .._private import autocasting_anywhere, layers_are_seen, observed, quickly_on_cpu
 from .._tensors import PLAIN
 
+if TYPE_CHECKING:
+    from .plans import ReadingPlan
+
+CallKey = tuple[Any, ...]
+Facts = tuple[Any, ...]  # what `is_like` compares
 _PLAIN = frozenset((int, float, bool, str, type(None), bytes))
 _NESTED = frozenset((tuple, list, dict))
 
@@ -19,7 +24,7 @@ def nobody_looks() -> bool:
     return not (observed() or layers_are_seen() or autocasting_anywhere())
 
 
-def key_of(module: Any, args: Any, kwargs: Any) -> Optional[tuple[Any, list[Tensor]]]:
+def key_of(module: Any, args: Any, kwargs: Any) -> Optional[tuple[CallKey, list[Tensor]]]:
     """(key, the tensors among the arguments); None of a call that is never the core's.
 
     Calls with one key have equal structures and constants, tensors of the same types and ranks, the same tensor in the
@@ -72,11 +77,11 @@ class Recent(NamedTuple):
     """Of a call by the core, for the next one: what `is_like` compares, or None; its key; its ReadingPlan."""
 
     facts: Any
-    key: Any
-    plan: Any
+    key: CallKey
+    plan: ReadingPlan
 
 
-def facts_of(module: Any, args: Any) -> Optional[tuple[Any, ...]]:
+def facts_of(module: Any, args: Any) -> Optional[Facts]:
     """What `is_like` compares of a call that `key_of` has told; None where an argument is no plain tensor."""
     if not args or any(type(x) is not Tensor for x in args):
         return None
@@ -90,7 +95,7 @@ def facts_of(module: Any, args: Any) -> Optional[tuple[Any, ...]]:
     return (*modes, tuple(each), len(places))
 
 
-def is_like(facts: Any, module: Any, args: Any) -> bool:
+def is_like(facts: Facts, module: Any, args: Any) -> bool:
     """Whether a call has the key and the shapes of another, whose facts these are, told quicker."""
     training, grad, inference, each, n_tensors = facts
     if len(args) != len(each) or module.__dict__.get("training") is not training:

@@ -28,7 +28,7 @@ from .._reading.reading import can_read, read
 from .._reading.recording import nothing_collected
 from .._tensors import is_compiling
 from .candidates import next_to_read
-from .keys import Recent, facts_of, is_like, key_of, nobody_looks
+from .keys import CallKey, Recent, facts_of, is_like, key_of, nobody_looks
 from .layer import Left, LeftThisTime, ResultTensor, constructor_of, layer_of
 from .plans import CoreResult, ReadingPlan
 
@@ -69,9 +69,9 @@ class CallState:
     def __init__(self, module: nn.Module) -> None:
         self.own: Any = type(module)
         self.module = weakref.ref(module)
-        self.plans: dict[Any, Any] = {}
+        self.plans: dict[CallKey, list[ReadingPlan]] = {}
         self.recent: Optional[Recent] = None
-        self.left: dict[Any, Left] = {}
+        self.left: dict[CallKey, Left] = {}
         self.readings = self.in_a_row = 0
         self.shown: dict[str, tuple[ResultTensor, CoreResult, ReadingPlan]] = {}
 
@@ -169,7 +169,7 @@ def computed(state: CallState, module: Any, args: Any, kwargs: Any) -> Any:
     """The result of a call, by the core, or by the reader's lines while they are read; OTHERWISE of any other call."""
     if state.module() is not module or getattr(_reads, "reading", False) or not nobody_looks():
         return OTHERWISE
-    recent: Any = state.recent
+    recent = state.recent
     if recent is not None and not kwargs and is_like(recent.facts, module, args) and _holds_now(recent.plan):
         return _result(state, module, recent, args, kwargs, args)
     told = key_of(module, args, kwargs)
@@ -186,7 +186,7 @@ def computed(state: CallState, module: Any, args: Any, kwargs: Any) -> Any:
     return _read(state, module, args, kwargs, key, tensors)
 
 
-def _drop(state: CallState, module: Any, key: Any, plan: ReadingPlan, error: Exception) -> None:
+def _drop(state: CallState, module: Any, key: CallKey, plan: ReadingPlan, error: Exception) -> None:
     """No longer use a plan that failed: calls of its key are the reader's from now on."""
     words = f"the core failed, so its own lines ran ({type(error).__name__}: {error}): please report it".split("\n")[0]
     why = Left(words, plan.layer.line)
@@ -235,7 +235,7 @@ def _result(state: CallState, module: Any, recent: Recent, args: Any, kwargs: An
         return result
 
 
-def _read(state: CallState, module: Any, args: Any, kwargs: Any, key: Any, tensors: list[Tensor]) -> Any:
+def _read(state: CallState, module: Any, args: Any, kwargs: Any, key: CallKey, tensors: list[Tensor]) -> Any:
     """The call by the reader's lines, read; OTHERWISE where it cannot be."""
     nothing = any(map(nn.parameter.is_lazy, module.parameters())) or not all(map(Tensor.numel, tensors))  # to read
     if nothing or is_checkpointed() or state.readings >= MOST_READINGS or not can_read():
@@ -253,7 +253,7 @@ def _read(state: CallState, module: Any, args: Any, kwargs: Any, key: Any, tenso
 
 
 def _try_to_learn(
-    state: CallState, module: Any, key: Any, reading: Reading, tensors: list[Tensor], result: Any
+    state: CallState, module: Any, key: CallKey, reading: Reading, tensors: list[Tensor], result: Any
 ) -> None:
     """Let the core compute calls of the key, or the reader's lines for ever."""
     try:
@@ -291,7 +291,7 @@ def _as_the_readers(module: Any) -> Iterator[None]:
                 each.__class__ = kind
 
 
-def _learn(state: CallState, key: Any, reading: Reading, tensors: list[Tensor], result: Any) -> None:
+def _learn(state: CallState, key: CallKey, reading: Reading, tensors: list[Tensor], result: Any) -> None:
     """Keep a plan for later calls of the key, beside those of other sizes; Left where there is none."""
     if any(plan.agrees(reading, tensors, result) for plan in state.plans.get(key, ()) if _holds(plan)):
         return

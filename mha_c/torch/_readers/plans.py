@@ -10,7 +10,7 @@ from torch import Tensor
 from .._call import core
 from .._call.attention import attend
 from .._call.dropout import core_dropout
-from .._call.records import AttentionCall, AttentionTensors, LayerParameters, Options, new_record
+from .._call.records import AttentionCall, AttentionTensors, LayerInputs, LayerParameters, Options, new_record
 from .._reading.graph import Reading
 from .._reading.sizes import Axis, plain
 from .._weights.last import Last, last_of
@@ -225,7 +225,7 @@ class ReadingPlan:
             return self._by_layer((q, keys, values), tensors, rate)
         return self._by_attention((q, keys, values), tensors, rate)
 
-    def _by_layer(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> CoreResult:
+    def _by_layer(self, inputs: LayerInputs, tensors: list[Tensor], rate: _Rate) -> CoreResult:
         box: dict[str, Any] = {}
         parts = self.parameters if type(self.parameters) is LayerParameters else self.parameters()
         lens = options = None
@@ -236,7 +236,7 @@ class ReadingPlan:
         out = core.call(self.options, (parts, box, rate, None), inputs, lens, None, options=options)
         return CoreResult(out, box["_last"], self.options.num_heads)
 
-    def _by_attention(self, inputs: Any, tensors: list[Tensor], rate: _Rate) -> CoreResult:
+    def _by_attention(self, inputs: LayerInputs, tensors: list[Tensor], rate: _Rate) -> CoreResult:
         layer = self.layer
         q, k, v = inputs
         lens, keep, bias = self.masks.of(tensors, inputs)
