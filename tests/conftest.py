@@ -111,21 +111,21 @@ def by_day(items):
     """Of a test with a product of parameters (instruction set, dtype, shape) enough cases that each pair of values
     comes together: what breaks one case breaks nearly always all that share some two values with it.
     """
-    cases = {}
+    offered, active, cases = {name for name, there in _core.isas() if there}, _core.isa(), {}
     for item in items:
-        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        if not hasattr(item, "callspec") or item.callspec.params.get("isa", active) in offered:  # else it is skipped
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for each in cases.values():
-        yield from covering(each, [what_comes_together(item) for item in each])
+        marked, lists = each[0].get_closest_marker("by_day"), getattr(each[0], "callspec", None)
+        if marked or (lists and len(lists._idlist) > 2):
+            each = covering(each, [what_comes_together(item) for item in each])
+        yield from each
 
 
 def what_comes_together(item):
-    """Pairs of the ids of a case's parameters, one id for each list of them, or what its mark `by_day` says; nothing if
-    its instruction set is not of this processor: it would be skipped.
-    """
-    call, mark = getattr(item, "callspec", None), item.get_closest_marker("by_day")
-    if call and not dict(_core.isas()).get(call.params.get("isa", _core.isa())):
-        return frozenset()
-    values = call._idlist if call else ()  # pytest's, joined in `call.id`
+    """Pairs of the ids of a case's parameters, one id for each list of them, or what its mark `by_day` says."""
+    call, mark = item.callspec, item.get_closest_marker("by_day")
+    values = call._idlist  # pytest's, joined in `call.id`
     if mark:  # of names of parameters; of several that are one value together, a tuple
         names = [(each,) if isinstance(each, str) else each for each in mark.args]
         values = [tuple(call.params[name] for name in each) for each in names]
