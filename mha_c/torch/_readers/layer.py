@@ -13,6 +13,7 @@ import torch
 
 from .._reading.attention import Attention, Operand, attentions
 from .._reading.graph import Line, Node, Reading, Reason, Value, walked
+from .._reading.listed import of_listed_heads
 from .._reading.masks import Mask
 from .._reading.products import Projected, contraction_of
 from .._reading.sizes import formula_of
@@ -140,10 +141,10 @@ def _layer_of(reading: Reading) -> CoreCall:
         if not reasons:
             raise Left("no softmax in it", attends=False)
         raise Left(reasons[0].words, reasons[0].line)
-    if len(found) > 1:
-        other = found[1]
-        raise Left(f"it holds {len(found)} of them, and one call of the core has one", other.line)
-    return _Fitted(reading, known[0]).layer()
+    one: Any = known[0] if len(found) == 1 else of_listed_heads(reading, found)
+    if one is None:
+        raise Left(f"it holds {len(found)} of them, and one call of the core has one", found[1].line)
+    return _Fitted(reading, one).layer()
 
 
 class _Fitted:

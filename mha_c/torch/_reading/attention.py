@@ -25,7 +25,7 @@ def attentions(reading: Reading) -> list[Union[Attention, Reason]]:
     What has to be so in each call, beside the reading's conditions (that keys have as many items as queries, where a
     line
     folds both by one number), is added to them."""
-    finder = _Finder(reading)
+    finder = Finder(reading)
     found: list[Union[Attention, Reason]] = []
     for node in reading.graph.nodes:
         kind = _kind_of(node)
@@ -38,7 +38,7 @@ def attentions(reading: Reading) -> list[Union[Attention, Reason]]:
     return found
 
 
-def _found(reading: Reading, finder: _Finder, node: Node, kind: str) -> Union[Attention, Reason]:
+def _found(reading: Reading, finder: Finder, node: Node, kind: str) -> Union[Attention, Reason]:
     for last in (False, False, True):
         try:
             found: Union[Attention, Reason] = finder.of(node, kind)
@@ -98,7 +98,7 @@ def _axis_of(node: Node) -> Any:
     return axis[0] if isinstance(axis, (list, tuple)) and len(axis) == 1 else axis
 
 
-class _Finder:
+class Finder:
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self.begin()
