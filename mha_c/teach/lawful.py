@@ -10,12 +10,13 @@ import numpy as np
 
 from .._arguments.calls import refuses_at_the_call
 from .asking.answers import NEAR, own_line, written
+from .asking.fitting import probes_for
 from .asking.forms import Way
 from .asking.making import Unmade
 from .asking.masks import CannotSay
 from .asking.mistakes import KINDS
 from .asking.probes import Inputs
-from .asking.rounds import as_mask, may_be_a_mask, probes_for, rounds, run_of, runs
+from .asking.rounds import as_mask, may_be_a_mask, rounds, run_of, runs
 from .asking.student import WEIGHTS, Round, Student, gradients_recorded
 from .checks.students import student_of
 from .words.sentences import said

@@ -13,7 +13,7 @@ from .._arguments import scalars
 from .._arguments.calls import refuses_at_the_call
 from .asking.answers import NEAR, Answer
 from .asking.kinds import unknown_kind
-from .asking.mistakes import KINDS, Mistake, function, known, sources
+from .asking.mistakes import KINDS, BookForm, Mistake, function, known, sources
 from .asking.probes import Sizes, probes
 from .checks.checking import check
 from .words.sentences import said
@@ -44,7 +44,7 @@ class Puzzle:
     def __init__(self, seed: int, kind: str, level: int, mistakes: Sequence[Mistake]) -> None:
         self.seed, self.kind, self.level = seed, kind, level
         self.mistakes = [each.id for each in mistakes]
-        texts = sources(kind, mistakes) or {}
+        texts = sources(KINDS[kind], mistakes) or {}
         self.source = "\n\n".join(["import numpy as np\n", *texts.values()])
 
     def __repr__(self) -> str:
@@ -117,12 +117,13 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
     if scalars.whole(level, "level") not in (1, 2, 3):
         raise ValueError(said("level must be 1, 2 or 3, got {level}", level=level))
     seed = int(np.random.default_rng().integers(10000)) if seed is None else scalars.whole(seed, "seed", least=0)
-    hiding = {each for each in known(kind) if _hides(kind, each)}
-    choices: list[tuple[Mistake, ...]] = [(each,) for each in known(kind) if (each in hiding) == (level == 2)]
+    form = KINDS[kind]
+    hiding = {each for each in known(form) if _hides(form, each)}
+    choices: list[tuple[Mistake, ...]] = [(each,) for each in known(form) if (each in hiding) == (level == 2)]
     if level == 3:
-        pairs = itertools.combinations(known(kind), 2)
-        choices = [pair for pair in pairs if pair[0].id != pair[1].id and sources(kind, pair)]
-    choices = choices or [(each,) for each in known(kind)]  # heads: a single one hides all mistakes
+        pairs = itertools.combinations(known(form), 2)
+        choices = [pair for pair in pairs if pair[0].id != pair[1].id and sources(form, pair)]
+    choices = choices or [(each,) for each in known(form)]  # heads: a single one hides all mistakes
     # By hash, so that a mistake more in the table leaves most puzzles as they are.
     choices.sort(key=lambda mistakes: sha256(f"{seed} {mistakes}".encode()).digest())
     made = (Puzzle(seed, kind, level, mistakes) for mistakes in choices)
@@ -130,11 +131,12 @@ def puzzle(seed: Optional[int] = None, kind: str = "dot_product", level: int = 1
     return next(each for each in made if level < 3 or each.check(each.source).mistakes == each.mistakes)
 
 
-def _hides(kind: str, mistake: Mistake) -> bool:
+def _hides(form: BookForm, mistake: Mistake) -> bool:
     """Whether it changes nothing where all sizes are alike, in a batch of one, with a single head."""
-    inputs = {name: x[:1, :2] if np.ndim(x) == 3 else x for name, x in probes(kind, Sizes(2, 2, 2, 2, 1))[1].items()}
+    chosen = probes(form.kind, Sizes(2, 2, 2, 2, 1))[1]
+    inputs = {name: x[:1, :2] if np.ndim(x) == 3 else x for name, x in chosen.items()}
     tried = [inputs, {**inputs, "valid_lens": np.array([1])}] if "valid_lens" in inputs else [inputs]
-    made = [function(kind, mistakes) for mistakes in ((), [mistake])]
+    made = [function(form, mistakes) for mistakes in ((), [mistake])]
     with np.errstate(all="ignore"):
         pairs = [[each(**given) for each in made if each is not None] for given in tried]
     return all(right.shape == wrong.shape and np.allclose(right, wrong, NEAR, NEAR) for right, wrong in pairs)

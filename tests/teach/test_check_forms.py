@@ -207,3 +207,30 @@ def test_torchs_layers_by_other_names():
     assert teach.check(Heads(8, 2), "multi_head").ok and teach.check(Heads, "multi_head").ok
     assert teach.check(Heads(8, 2, ""), "multi_head").mistakes == ["no_output_projection"]
     assert teach.check(Heads(8, 2, "finally"), "multi_head").ok  # the only one that is left
+
+
+def test_torchs_layer_over_the_batch_with_a_mask_of_padding():
+    torch = needs.module("torch")
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self, embed_dim, num_heads):
+            super().__init__()
+            self.mha = torch.nn.MultiheadAttention(embed_dim, num_heads)
+
+        def forward(self, queries, keys, values, key_padding_mask=None):
+            return self.mha(queries, keys, values, key_padding_mask=key_padding_mask)[0]
+
+    class OfItself(Wrapped):
+        def forward(self, x, key_padding_mask=None):
+            return super().forward(x, x, x, key_padding_mask)
+
+    # One item, or as many items as steps, is taken; that is no batch.
+    for each in (Wrapped, OfItself):
+        assert teach.check(each).mistakes == ["batch_for_steps"]
+
+
+def test_a_logarithm_for_a_root():
+    def mine(q, k, v, valid_lens=None):
+        return book.masked_softmax(q @ k.swapaxes(1, 2) / np.log(q.shape[-1]), valid_lens) @ v
+
+    assert teach.check(mine, "dot_product").mistakes == ["scale_log"]

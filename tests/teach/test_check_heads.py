@@ -83,3 +83,30 @@ def test_heads_that_share_keys_in_a_layer(tiled, causal):
     for mine in (Attention, Attention(8, 4, 2)):
         answer = teach.check(mine, "causal_multi_head" if causal else "multi_head")
         assert [each for each in answer.mistakes if each != "no_mask"] == (["groups_tiled"] if tiled else []), answer
+
+
+class Alike:
+    """Heads whose features are cut wrongly, or joined so."""
+
+    def __init__(self, d_model, num_heads, how):
+        rng, self.how, self.num_heads = np.random.default_rng(0), how, num_heads
+        self.W_q, self.W_k, self.W_v, self.W_o = (rng.standard_normal((d_model, d_model)) for _ in range(4))
+
+    def __call__(self, q, k, v):
+        def cut(x, name):
+            first = name in self.how
+            return [np.split(x, self.num_heads, -1)[0 if first else h] for h in range(self.num_heads)]
+
+        heads = zip(cut(q @ self.W_q, "q"), cut(k @ self.W_k, "k"), cut(v @ self.W_v, "v"))
+        heads = [attended(a, b, c) for a, b, c in heads]
+        if self.how in ("mean", "sum"):
+            heads = [getattr(np, self.how)(heads, axis=0)] * self.num_heads
+        return np.concatenate(heads, axis=-1) @ self.W_o
+
+
+@pytest.mark.parametrize(
+    ("how", "id"),
+    [("", None), ("qkv", "first_head"), ("k", "first_head"), ("mean", "mean_of_heads"), ("sum", "sum_of_heads")],
+)
+def test_all_heads_alike(how, id):
+    assert teach.check(Alike(6, 3, how), "multi_head").mistakes == [id] * bool(id)

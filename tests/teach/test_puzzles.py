@@ -71,10 +71,10 @@ def test_a_teacher_adds_a_mistake(own_mistake):
 
 
 def test_each_mistake_of_the_table_differs_from_the_book_and_from_all_others():
-    for kind in mistakes.KINDS:
+    for kind, form in mistakes.KINDS.items():
         asked, seen = probes(kind), []
-        for each in [(), *((one,) for one in mistakes.known(kind))]:
-            made = mistakes.function(kind, each)
+        for each in [(), *((one,) for one in mistakes.known(form))]:
+            made = mistakes.function(form, each)
             seen.append([_output(made, inputs) for inputs in asked])
         for i, one in enumerate(seen):
             for j in range(i):

@@ -27,14 +27,20 @@ def equal(outcome: Outcome, expected: Any) -> bool:
 
 def near(got: Any, expected: Any) -> bool:
     """Whether two arrays of one shape hold the same numbers."""
-    if got.size:  # the first number tells of most pairs that they differ, in a twentieth of the time
-        one, two = got.item(0), expected.item(0)
-        if abs(one) < HUGE and abs(two) < HUGE and abs(one - two) > NEAR + NEAR * abs(two):
-            return False
+    if begins_otherwise(got, expected):
+        return False
     got, expected = np.clip(got, -HUGE, HUGE), np.clip(expected, -HUGE, HUGE)
     with np.errstate(invalid="ignore"):
         same = np.abs(got - expected) <= NEAR + NEAR * np.abs(expected)
     return bool((same | (np.isnan(got) & np.isnan(expected))).all())
+
+
+def begins_otherwise(got: Any, expected: Any) -> bool:
+    """Whether the first numbers differ: it tells of most pairs that they do, in a twentieth of the time."""
+    if not got.size:
+        return False
+    one, two = got.item(0), expected.item(0)
+    return abs(one) < HUGE and abs(two) < HUGE and abs(one - two) > NEAR + NEAR * abs(two)
 
 
 def output(made: Any, inputs: Inputs) -> Any:

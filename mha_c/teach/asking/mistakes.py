@@ -29,38 +29,60 @@ SOURCES = {  # the book's functions as they are written
     for node in ast.parse(_TEXT).body
     if isinstance(node, ast.FunctionDef)
 }
+
+
+class BookForm(NamedTuple):
+    """What a student may be: one of the book's functions, and those that it calls."""
+
+    kind: str  # whose probes it is asked with
+    functions: tuple[str, ...]  # of the book; the last is the one that is called
+    hides: str = ""  # keys, by "lens", by a "mask", or "past": those of the future, too
+    by_mask: bool = False  # a mask stands in the place of lengths
+    halves: bool = False  # "rope" turns the features of two halves
+    sees_all: bool = False  # "chunked" hides no future
+
+    @property
+    def called(self) -> str:
+        """The name of the function that is called."""
+        return self.functions[-1]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """{a function's name: the book's function with its text}."""
+        others = {"masked_softmax": self.by_mask, "rope": self.halves}
+        other = {"masked_softmax": "masked_softmax_of_mask", "rope": "rope_halves"}
+        return {name: other[name] if others.get(name) else name for name in self.functions}
+
+
+def of_mask(form: BookForm) -> BookForm:
+    """The same with a mask in the place of lengths, where it hides by lengths."""
+    return form._replace(by_mask=form.hides == "lens")
+
+
 _MASKED = ("softmax", "masked_softmax")
 _HEADS = ("transpose_qkv", "transpose_output")
-KINDS = {  # each kind, and the functions that it is made of
-    "masked_softmax": _MASKED,
-    "dot_product": (*_MASKED, "dot_product"),
-    "additive": (*_MASKED, "additive"),
-    "multi_head": (*_MASKED, "dot_product", *_HEADS, "multi_head"),
-    "transpose_qkv": ("transpose_qkv",),
-    "transpose_output": ("transpose_output",),
-    "positional_encoding": ("positional_encoding",),
-    "causal": ("softmax", "causal"),
-    "window": ("softmax", "window"),
-    "rope": ("rope",),
-    "grouped": ("softmax", "grouped"),
-    "causal_multi_head": ("softmax", "causal", *_HEADS, "causal_multi_head"),
+KINDS = {
+    "masked_softmax": BookForm("masked_softmax", _MASKED, "lens"),
+    "dot_product": BookForm("dot_product", (*_MASKED, "dot_product"), "lens"),
+    "additive": BookForm("additive", (*_MASKED, "additive"), "lens"),
+    "multi_head": BookForm("multi_head", (*_MASKED, "dot_product", *_HEADS, "multi_head"), "lens"),
+    "transpose_qkv": BookForm("transpose_qkv", ("transpose_qkv",)),
+    "transpose_output": BookForm("transpose_output", ("transpose_output",)),
+    "positional_encoding": BookForm("positional_encoding", ("positional_encoding",)),
+    "causal": BookForm("causal", ("softmax", "causal"), "past"),
+    "window": BookForm("window", ("softmax", "window"), "past"),
+    "rope": BookForm("rope", ("rope",)),
+    "grouped": BookForm("grouped", ("softmax", "grouped"), "mask"),
+    "causal_multi_head": BookForm("causal_multi_head", ("softmax", "causal", *_HEADS, "causal_multi_head"), "past"),
 }
-# Other functions that compute a kind: "rope=rope_halves" is the text of the second under the name of the first.
-_ROTARY = ("softmax", "causal", *_HEADS, "causal_multi_head_rope")
-FORMS = {
-    **KINDS,
-    "chunked": ("chunked",),
-    "chunked_all": ("chunked",),  # not causal
-    "additive_weights": (*_MASKED, "additive_weights"),
-    "rope_halves": ("rope_halves",),
-    "causal_multi_head_rope": (*_ROTARY, "rope"),
-    "causal_multi_head_rope_halves": (*_ROTARY, "rope=rope_halves"),
-}
-_BY_MASK = "masked_softmax=masked_softmax_of_mask"
-for _form in ("masked_softmax", "dot_product", "additive", "additive_weights", "multi_head"):
-    FORMS[f"{_form}_of_mask"] = tuple(_BY_MASK if each == "masked_softmax" else each for each in FORMS[_form])
+# Other functions that compute a kind.
+CHUNKED = BookForm("chunked", ("chunked",), "past")
+CHUNKED_ALL = BookForm("chunked", ("chunked",), sees_all=True)
+ADDITIVE_WEIGHTS = BookForm("additive", (*_MASKED, "additive_weights"), "lens")
+ROPE_HALVES = BookForm("rope", ("rope",), halves=True)
+_ROTARY = ("softmax", "causal", *_HEADS, "rope", "causal_multi_head_rope")
+ROTARY = (BookForm("causal_multi_head", _ROTARY, "past"), BookForm("causal_multi_head", _ROTARY, "past", halves=True))
 _PAST = "np.tri(queries.shape[1], len(steps), dtype=bool)"
-_ROOTS = {"chunked_all": "chunked", "causal_multi_head_rope_halves": "causal_multi_head_rope"}
 # How a function with lengths reads where a mask takes their place.
 _OF_MASK = [("valid_lens=None", "mask=1"), ("valid_lens is not None", "np.ndim(mask) > 0"), ("valid_lens", "mask")]
 
@@ -159,20 +181,15 @@ def signature(kind: str) -> list[str]:
     return list(inspect.signature(getattr(book, kind)).parameters)
 
 
-def root(form: str) -> str:
-    """The function of a form that is called."""
-    return _ROOTS.get(form, form.replace("_of_mask", ""))
-
-
-def known(form: str, having: Collection[str] = ()) -> list[Mistake]:
+def known(form: BookForm, having: Collection[str] = ()) -> list[Mistake]:
     """The mistakes that can be made in a kind, or in a form of it; `having`: also those of what only some
     implementations have, "heads", "groups", "joint"."""
-    written = {each.rpartition("=")[2] for each in FORMS[form]}
+    texts = form.texts
     return [
         each
         for each in MISTAKES
-        if all(change.where in written for change in each.changes)
-        and (not each.alone or each.changes[0].where in (root(form), form))
+        if all(change.where in texts.values() for change in each.changes)
+        and (not each.alone or each.changes[0].where == texts[form.called])
         and (not each.only or each.only in having)
     ]
 
@@ -184,7 +201,7 @@ _ADDED = (
 )
 
 
-def hiding_with(form: str, number: Union[float, str]) -> Iterator[Mistake]:
+def hiding_with(form: BookForm, number: Union[float, str]) -> Iterator[Mistake]:
     """Masks that hide with another number than -1e6, or a name: in place of the scores, or added to them."""
     shown, still, written = number, "", number
     if not isinstance(number, str):
@@ -196,7 +213,7 @@ def hiding_with(form: str, number: Union[float, str]) -> Iterator[Mistake]:
         yield Mistake("mask_small", said(_ADDED, number=shown, still=still), (added,))
 
 
-def subtracting(form: str, number: float, past: bool) -> list[Mistake]:
+def subtracting(form: BookForm, number: float, past: bool) -> list[Mistake]:
     """The mistake that subtracts a number from masked scores; `past`: from those of the future, too, which a function
     may hide itself; [] where no function of the form masks."""
     found = []
@@ -208,40 +225,51 @@ def subtracting(form: str, number: float, past: bool) -> list[Mistake]:
     return found
 
 
-def _fills(form: str) -> Iterator[Change]:
+def _fills(form: BookForm) -> Iterator[Change]:
     """The line of a form that masks, and the same with -1e6 added to the scores."""
-    for where in (each.rpartition("=")[2] for each in FORMS[form]):
+    for where in form.texts.values():
         for line, scores in re.findall(r"(np\.where\(.*, (\w+), -1e6\))", SOURCES[where]):
             yield Change(where, line, line.replace("-1e6", f"{scores} + -1e6"))
 
 
-def sources(form: str, mistakes: Sequence[Mistake] = ()) -> Optional[dict[str, str]]:
+def sources(form: BookForm, mistakes: Sequence[Mistake] = ()) -> Optional[dict[str, str]]:
     """The text of each function with these mistakes; None where one of them has taken the line of another."""
-    names = {each.rpartition("=")[2]: each.partition("=")[0] for each in FORMS[form]}  # {in the book: here}
-    texts = {written: SOURCES[written] for written in names}
-    for where, line, instead in (change for each in mistakes for change in each.changes):
-        if texts[where].count(line) != 1:
+    changes = [change for each in mistakes for change in each.changes]
+    texts = {}
+    for name, where in form.texts.items():
+        text = _text(form, name, where, tuple(each for each in changes if each.where == where))
+        if text is None:
             return None
-        texts[where] = texts[where].replace(line, instead)
-    if form == "chunked_all":
-        every = _PAST.replace("np.tri(queries.shape[1], len(steps)", "np.ones((queries.shape[1], len(steps))")
-        texts = {written: text.replace(_PAST, every) for written, text in texts.items()}
-    for one, other in _OF_MASK if form.endswith("_of_mask") else ():
-        texts = {written: text.replace(one, other) for written, text in texts.items()}
-    return {name: texts[written].replace(f"def {written}(", f"def {name}(") for written, name in names.items()}
+        texts[name] = text
+    return texts
 
 
-def function(form: str, mistakes: Sequence[Mistake] = (), fill: str = "-1e6") -> Optional[Callable[..., Any]]:
+@lru_cache(maxsize=8192)  # the candidates of an answer are some thousands of pairs, each of a few functions
+def _text(form: BookForm, name: str, where: str, changes: tuple[Change, ...]) -> Optional[str]:
+    """A function of a form with these changes, under its name there; None where one has taken the line of another."""
+    text = SOURCES[where]
+    for _, line, instead in changes:
+        if text.count(line) != 1:
+            return None
+        text = text.replace(line, instead)
+    if form.sees_all:
+        text = text.replace(_PAST, "np.ones((queries.shape[1], len(steps)), dtype=bool)")
+    for one, other in _OF_MASK if form.by_mask else ():
+        text = text.replace(one, other)
+    return text.replace(f"def {where}(", f"def {name}(")
+
+
+def function(form: BookForm, mistakes: Sequence[Mistake] = (), fill: str = "-1e6") -> Optional[Callable[..., Any]]:
     """The form's function with these mistakes, and another `fill` of masks; None where they exclude each other."""
     texts = sources(form, mistakes)
     if texts is None:
         return None
     room: dict[str, Any] = {"np": np, "__builtins__": builtins}
     for text in texts.values():
-        exec(_compiled(text.replace("-1e6", fill)), room)
-    return room[root(form)]
+        exec(_compiled(text, fill), room)
+    return room[form.called]
 
 
 @lru_cache(maxsize=4096)
-def _compiled(text: str) -> CodeType:
-    return compile(text, "the book, changed", "exec")
+def _compiled(text: str, fill: str) -> CodeType:
+    return compile(text.replace("-1e6", fill), "the book, changed", "exec")

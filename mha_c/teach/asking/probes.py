@@ -40,14 +40,11 @@ _GROUPED = [(1, 2, 1, 1, 2), (1, 4, 2, 2, 2), (2, 4, 2, 3, 3), (2, 6, 3, 2, 4), 
 _MULTI_HEAD = [(4, 4, 4, 4, 2), (4, 4, 4, 4, 2), (6, 6, 6, 6, 2), (4, 4, 4, 4, 2), (3, 2, 5, 6, 3), (6, 6, 6, 6, 3)]
 
 
-def probes(kind: str, sizes: Optional[Sizes] = None) -> list[Inputs]:
-    """The probes of a kind; with `sizes`, those that fit a layer whose sizes are given."""
-    kind, of_mask, _ = kind.partition("_of_mask")
-    kind = {"rope_halves": "rope", "additive_weights": "additive", "chunked_all": "chunked"}.get(
-        kind, kind.partition("_rope")[0]
-    )
+def probes(kind: str, sizes: Optional[Sizes] = None, by_mask: bool = False) -> list[Inputs]:
+    """The probes of a kind; with `sizes`, those that fit a layer whose sizes are given; `by_mask`: with a mask in the
+    place of lengths."""
     made = _probes(kind, sizes)
-    if not of_mask:
+    if not by_mask:
         return made
     return [_of_mask(i, each) for i, each in enumerate([*made, {**made[-1], "valid_lens": "causal"}])]
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..._arguments.arrays import is_tensor
 from ..words.sentences import said
 from .making import plain
+from .probes import Inputs
 
 MOST = 1e7  # numbers of a result: more than any probe has
 
 
 class NoOutput(TypeError):
     """What a student gives is no output."""
+
+
+class Memory(NamedTuple):
+    """What a student was asked before: a probe costs a call, and ways to ask it share many."""
+
+    probes: dict[Any, list[Inputs]]  # by round and layout
+    outcomes: dict[Any, Any]  # by round, way and probe
+    right: dict[Any, Any]  # what the book's function gives, by form and probe
 
 
 def output_of(result: Any, keys: int, second: bool = False, of_layer: bool = False) -> tuple[Any, str]:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from ..._recognize.roles import says
-from ..words.sentences import said
 from .answers import is_own_raise
 from .comparing import equal, is_misshapen, output
-from .forms import LAYOUTS, NARROWER, RANKS, Way, doubled, says_steps_first
-from .making import CannotAsk, asks_for, constructor_parameters, widths
+from .fitting import probes_for, types_of
+from .forms import LAYOUTS, NARROWER, RANKS, Way, says_steps_first
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
-from .mistakes import function, signature
-from .probes import Inputs, Sizes, lens_of, probes, steps_of
+from .mistakes import (
+    ADDITIVE_WEIGHTS,
+    CHUNKED,
+    CHUNKED_ALL,
+    KINDS,
+    ROPE_HALVES,
+    ROTARY,
+    BookForm,
+    function,
+    of_mask,
+)
+from .probes import Inputs, lens_of, probes
 from .student import CAUSAL, WEIGHTS, Outcome, Round, Student
 
-OF_LENS = ("masked_softmax", "dot_product", "additive", "multi_head")  # kinds that hide by lengths; the others by masks
-_BY_MASK = ("causal", "window", "grouped", "causal_multi_head")
-_PAST = ("causal", "chunked")  # forms that hide the future
 _KEPT = 4  # layouts and shapes of masks that are tried in full
 
 
@@ -32,7 +37,7 @@ class Run(NamedTuple):
 
     student: Student
     asked: Round
-    form: str
+    form: BookForm
     way: Way
     probes: list[Inputs]
     outcomes: list[Outcome]
@@ -51,26 +56,25 @@ def rounds(student: Student) -> list[Round]:
         elif role == "mask":
             made.append(Round(forms_of_mask(student), "mask", name))
         elif role == "causal" and kind not in CAUSAL:
-            past = ("chunked",) if student.is_chunked else ("causal",)
+            past = (CHUNKED if student.is_chunked else KINDS["causal"],)
             made.append(Round(past if kind == "dot_product" else forms_of_mask(student), "flag", name))
         elif role == "second":
             made.append(Round(own, "second", name))
         elif role == "window" and kind in ("dot_product", "causal"):
-            made.append(Round(("window",), "window", name))
+            made.append(Round((KINDS["window"],), "window", name))
     if not any(each.role in ("lens", "mask") for each in made):
         made.insert(0, Round(own))
     return made
 
 
-def forms_of_mask(student: Student) -> tuple[str, ...]:
+def forms_of_mask(student: Student) -> tuple[BookForm, ...]:
     """What a student is that is given a mask: kinds of lengths read otherwise then."""
-    own = _forms(student)
-    return tuple(f"{form}_of_mask" for form in own) if student.kind in OF_LENS and not student.is_chunked else own
+    return tuple(map(of_mask, _forms(student)))
 
 
 def takes_masks(student: Student) -> bool:
     """Whether the book's function can be given a mask at all."""
-    return student.kind in (*OF_LENS, *_BY_MASK)
+    return bool(KINDS[student.kind].hides)
 
 
 def may_be_a_mask(asked: Round) -> bool:
@@ -80,7 +84,7 @@ def may_be_a_mask(asked: Round) -> bool:
 
 def as_mask(asked: Round) -> Round:
     """The same round, with a mask in the place of lengths."""
-    return Round(tuple(f"{form}_of_mask" for form in asked.forms), "mask", asked.parameter)
+    return Round(tuple(map(of_mask, asked.forms)), "mask", asked.parameter)
 
 
 def untried(student: Student) -> list[str]:
@@ -93,136 +97,13 @@ def untried(student: Student) -> list[str]:
     return [name for name, role in student.takes.items() if name not in asked and role not in known]
 
 
-def _forms(student: Student) -> tuple[str, ...]:
+def _forms(student: Student) -> tuple[BookForm, ...]:
     if student.is_chunked:
-        return ("chunked",) if student.kind == "causal" else ("chunked_all",)
-    if student.kind == "causal_multi_head":
-        return ("causal_multi_head", "causal_multi_head_rope", "causal_multi_head_rope_halves")
+        return (CHUNKED,) if student.kind == "causal" else (CHUNKED_ALL,)
+    others = {"causal_multi_head": ROTARY, "rope": (ROPE_HALVES,)}
     if student.kind == "additive" and student.values_are_keys:
-        return ("additive", "additive_weights")
-    return ("rope", "rope_halves") if student.kind == "rope" else (student.kind,)
-
-
-# ---- probes --------------------------------------------------------------------------------------------------------
-
-
-def probes_for(student: Student, asked: Round, layout: str = "batch") -> list[Inputs]:
-    """The probes that it can be asked in a round: the same objects each time."""
-    key = asked, "heads" in layout
-    if key not in student.kept:
-        student.kept[key] = _made_for(student, asked, layout)
-    return student.kept[key]
-
-
-def _made_for(student: Student, asked: Round, layout: str, again: bool = False) -> list[Inputs]:
-    if student.kind == "rope" and student.layers is not None and not student.is_class:
-        student.sizes = _size_that_fits(student, asked)
-    made = [_fitting(student, each, asked) for each in probes(asked.forms[0], student.sizes)]
-    made = [each for each in made if _is_answerable(student, each, asked)]
-    if not made:
-        words = said("{name}: check has no inputs that it takes; the book's is {kind}({signature})",
-                     name=student.name, kind=student.kind, signature=", ".join(signature(student.kind)))  # fmt: skip
-        raise CannotAsk(words)
-    if student.layers is not None and student.is_class and made:
-        fitting = [each for each in made if student.layers.at(each) is not None]
-        if not fitting:  # it makes a layer of its own size
-            layer = student.layers.any(made[-1])
-            if again:  # a layer of these sizes has others yet: it would grow for ever
-                words = "{name}: check does not know how its sizes follow from {arguments}: give it a layer"
-                arguments = ", ".join(each.name for each in constructor_parameters(student.mine))
-                raise CannotAsk(said(words, name=student.name, arguments=arguments))
-            student.sizes = student.layers.sizes_that_fit(layer)
-            return _made_for(student, asked, layout, again=True)
-        made = [*fitting, *_of_narrow_head(student, asked, fitting[-1])]
-    return [doubled(each) for each in made] if "heads" in layout else made
-
-
-def _of_narrow_head(student: Student, asked: Round, chosen: Inputs) -> list[Inputs]:
-    """Probes of one head with fewer features than its input has, where a class takes the size of a head."""
-    if not (student.has_weights and student.has_one_head and asks_for(student.mine, "head_dim")):
-        return []
-    wide = len(chosen["W_q"])
-    more = [_fitting(student, each, asked) for each in probes(asked.forms[0], Sizes(wide, wide, wide, wide // 2))]
-    assert student.layers is not None
-    return [x for x in more if _is_answerable(student, x, asked) and student.layers.at(x) is not None]
-
-
-def _size_that_fits(student: Student, asked: Round) -> Optional[Sizes]:
-    """Of a layer that turns pairs: the first width that its tables allow."""
-    assert student.layers is not None
-    choices = [None, *(Sizes(0, 0, 0, width) for width in widths(student.layers.at({})))]
-    for sizes in choices:
-        inputs = probes(student.kind, sizes)[1]
-        for tensors in _types(student):
-            if student(inputs, Way(tensors, precision=student.precision), asked).error is None:
-                return sizes
-    return None
-
-
-def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
-    """A probe, without what the student does not take in this round."""
-    inputs = {**inputs, **{name: x for name, x in student.own.items() if x and name in inputs}}
-    if "valid_lens" in inputs and asked.role != "lens":
-        inputs["valid_lens"] = None
-    if "mask" in inputs and asked.role == "flag" and asked.forms[0] not in _PAST:
-        batch, queries, keys = steps_of(inputs)
-        past = np.broadcast_to(np.tri(queries, keys, dtype=bool), (batch, queries, keys))
-        inputs["mask"] = True if queries != keys else past[:, None] if student.kind == "grouped" else past
-    elif "mask" in inputs and asked.role not in ("lens", "mask"):
-        inputs["mask"] = True
-    elif asked.role == "lens" and isinstance(inputs.get("mask"), np.ndarray):  # as many keys, the first ones
-        inputs["mask"] = np.arange(inputs["mask"].shape[-1]) < inputs["mask"].sum(axis=-1, keepdims=True)
-    if student.has_one_head and "W_o" in inputs:
-        inputs["num_heads"] = student.heads
-    if student.joins_heads_alone and "W_o" in inputs:
-        inputs["W_o"] = np.eye(len(inputs["W_o"]))
-    if student.width and "W_q" not in inputs:
-        for name in ("queries", "keys"):
-            inputs[name] = np.random.default_rng(22).standard_normal((*inputs[name].shape[:-1], student.width)).round(1)
-    if student.only_heads:
-        inputs.update((name, np.eye(len(inputs[name]))) for name in ("W_q", "W_k", "W_v", "W_o"))
-    if student.attends_to_itself:
-        _attend_to_itself(inputs)
-    elif student.values_are_keys:
-        inputs["values"] = inputs["keys"]
-    return inputs
-
-
-def _attend_to_itself(inputs: Inputs) -> None:
-    """Keys are queries, too; a mask that is the same for all queries goes for as many queries as there are keys."""
-    mask, steps = inputs.get("mask"), inputs["keys"].shape[-2]
-    if inputs["keys"].shape[-1] == inputs["queries"].shape[-1]:
-        inputs["queries"] = inputs["keys"]
-        if isinstance(mask, np.ndarray) and mask.shape[-2] != steps and (mask == mask[..., :1, :]).all():
-            inputs["mask"] = np.broadcast_to(mask[..., :1, :], (*mask.shape[:-2], steps, steps))
-    inputs.update(keys=inputs["queries"], values=inputs["queries"])
-
-
-def _is_answerable(student: Student, inputs: Inputs, asked: Round) -> bool:
-    given, hiding = {*student.takes.values()}, inputs.get("mask", inputs.get("valid_lens"))
-    for name, weight in (("keys", "W_k"), ("values", "W_v")):
-        if weight in inputs and name in inputs and len(inputs[weight]) != inputs[name].shape[-1]:
-            return False
-    if any(len(inputs[x]) != inputs["X"].shape[-1] for x in ("W_q", "W_k", "W_v") if {x, "X"} <= {*inputs}):
-        return False
-    if student.attends_to_itself and not _fits_itself(inputs, hiding):
-        return False
-    if inputs.get("offset") and not {"offset", "positions", "cos", "cis"} & given:
-        return False
-    if student.kind == "window" or asked.forms[0] == "window":
-        takes = "window" in given or "window" in student.own
-        return takes and inputs["queries"].shape[1] == inputs["keys"].shape[1]
-    return asked.role != "flag" or inputs.get("mask", True) is not True or asked.forms[0] in _PAST
-
-
-def _fits_itself(inputs: Inputs, hiding: Any) -> bool:
-    """Whether lengths and masks are those of as many keys as there are queries."""
-    steps = inputs["queries"].shape[1]
-    if not isinstance(hiding, np.ndarray):
-        return True
-    return (
-        hiding.shape[-1] == steps and hiding.shape[-2] == steps if hiding.dtype == bool else int(hiding.max()) <= steps
-    )
+        return (KINDS["additive"], ADDITIVE_WEIGHTS)
+    return (KINDS[student.kind], *others.get(student.kind, ()))
 
 
 # ---- ways ----------------------------------------------------------------------------------------------------------
@@ -266,19 +147,27 @@ def _takes_lens_of_items_alone(run: Run) -> bool:
 
 
 def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
-    kept, outcomes = [], []
+    """What comes of the probes; of those that it was asked this way before, what came then."""
+    kept, outcomes, right = [], [], []
+    form = asked.forms[0]
     for inputs in probes_for(student, asked, way.layout)[:most]:
+        key = asked, way, id(inputs)
         try:
-            outcomes.append(student(inputs, way, asked))
-            kept.append(inputs)
+            if key not in student.memory.outcomes:
+                student.memory.outcomes[key] = student(inputs, way, asked)
         except CannotSay:
             continue
-    return Run(student, asked, asked.forms[0], way, kept, outcomes, [output(function(asked.forms[0]), x) for x in kept])
+        if (form, id(inputs)) not in student.memory.right:
+            student.memory.right[form, id(inputs)] = output(function(form), inputs)
+        kept.append(inputs)
+        outcomes.append(student.memory.outcomes[key])
+        right.append(student.memory.right[form, id(inputs)])
+    return Run(student, asked, form, way, kept, outcomes, right)
 
 
 def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
     """The ways worth trying, the likeliest first."""
-    bases = [Way(*each) for each in itertools.product(_types(student), *_turns(student))]
+    bases = [Way(*each) for each in itertools.product(types_of(student), *_turns(student))]
     read = range(_readings(student))
     if student.precision != "float32":
         bases = [way._replace(precision=student.precision) for way in bases]
@@ -397,17 +286,6 @@ def _takes_squares_alone(run: Run) -> bool:
             queries, keys = inputs["mask"].shape[-2:]
             taken[queries == keys].append(not is_misshapen(outcome, right))
     return bool(taken[True]) and all(taken[True]) and not any(taken[False])
-
-
-def _types(student: Student) -> list[bool]:
-    torch: Any = sys.modules.get("torch")
-    module = getattr(getattr(torch, "nn", None), "Module", ())
-    if issubclass(student.mine, module) if student.is_class else isinstance(student.mine, module):
-        return [True]
-    types = [False, True] if torch else [False]
-    if torch and any(x is torch for x in getattr(student.mine, "__globals__", {}).values()):
-        types.reverse()
-    return types
 
 
 def _turns(student: Student) -> tuple[list[bool], list[bool]]:

@@ -37,9 +37,9 @@ from .making import (
     plain,
 )
 from .masks import CannotSay
-from .mistakes import signature
+from .mistakes import KINDS, BookForm, signature
 from .probes import Inputs, Sizes, lens_of, probes
-from .results import output_of
+from .results import Memory, output_of
 
 if TYPE_CHECKING:
     from ..._types import Array
@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
 class Round(NamedTuple):
     """One comparison: the book's functions that a student may be, and the parameter that hides keys in it."""
 
-    forms: tuple[str, ...]
+    forms: tuple[BookForm, ...]
     # "lens", "mask", "flag", "window", "made" (by a constructor); "second": the keys of a pair; "": nothing is hidden
     role: str = ""
     parameter: str = ""
@@ -109,7 +109,8 @@ class Round(NamedTuple):
 class Student:
     """One implementation: what it takes, the layers that it is, and its outcome for a probe."""
 
-    patience = 1.0  # the share of what may be tried on its lines
+    # The share of what may be tried on its lines; 0: nothing but the known mistakes, one at a time, is tried either.
+    patience = 1.0
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class Student:
         self.sizes = self._sizes()
         self.heads, self.width = 1, 0  # where nothing says how many; of queries and keys, of a scale that is fixed
         self.entry = ""  # of what it gives, where the output is not alone or first
-        self.kept: dict[Any, list[Inputs]] = {}  # its probes, by round and layout
+        self.memory = Memory({}, {}, {})
         self.last_result: Any = None  # all that the last call gave
         self.flagged: Optional[tuple[str, Student]] = None  # a flag that hides the future, and the layer with it
 
@@ -341,7 +342,7 @@ class Student:
                     given[theirs] = None
             elif theirs in self.sizes_of_table:
                 given[theirs] = part["X"].shape[-1 if role == "num_hiddens" else -2]
-            elif role in part and (role != "window" or "window" in asked.forms):
+            elif role in part and (role != "window" or asked.forms[0].kind == "window"):
                 given[theirs] = _typed(part[role], role, way)
             elif role == "W_qkv":
                 joint = np.concatenate([part[name] for name in ("W_q", "W_k", "W_v")], axis=1)
@@ -400,7 +401,7 @@ class Student:
         return call(*(given[name] for name in by_place), **by_name)
 
 
-CAUSAL = ("causal", "window", "causal_multi_head")  # kinds that hide the future without being told to
+CAUSAL = tuple(kind for kind, form in KINDS.items() if form.hides == "past")  # without being told to
 
 
 def _hiding(part: Inputs, way: Way, role: str, needed: bool) -> Any:

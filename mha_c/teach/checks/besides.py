@@ -16,7 +16,7 @@ from .. import lawful
 from ..asking.comparing import equal, near, output
 from ..asking.making import plain
 from ..asking.masks import CannotSay
-from ..asking.mistakes import function, hiding_with
+from ..asking.mistakes import BookForm, function, hiding_with
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
 from ..why.alike import Known
@@ -33,7 +33,7 @@ _WITH_WEIGHTS = ("dot_product", "additive", "multi_head", "causal", "window", "c
 Finding = tuple[str, Any]
 
 
-def besides(run: Run, form: str) -> Iterator[Finding]:
+def besides(run: Run, form: BookForm) -> Iterator[Finding]:
     """Ids and words, or lines, of what is wrong beside the output."""
     yield from (each for each in _of_weights(run, form) if each[0] == "kept_weights")
     yield from _of_small_fills(run, form)
@@ -45,7 +45,7 @@ def besides(run: Run, form: str) -> Iterator[Finding]:
 # ---- weights that are returned, or kept ------------------------------------------------------------------------------
 
 
-def _of_weights(run: Run, form: str) -> Iterator[Finding]:
+def _of_weights(run: Run, form: BookForm) -> Iterator[Finding]:
     if run.student.kind not in _WITH_WEIGHTS or run.way.layout not in ("batch", "heads"):
         return
     inputs = run.probes[-1]
@@ -103,11 +103,11 @@ def _is_weights(x: Any, expected: Any) -> bool:
 # ---- masks that hide with a number that is not small enough ----------------------------------------------------------
 
 
-def _of_small_fills(run: Run, form: str) -> Iterator[Finding]:
+def _of_small_fills(run: Run, form: BookForm) -> Iterator[Finding]:
     """Whether hidden keys stay hidden where what is seen has scores below -100."""
     made = function(form)
     changed = [(f, each) for f in _FILLS for each in hiding_with(form, f)]
-    if form.startswith(("causal", "window", "chunked")) and run.asked.role:
+    if form.hides == "past" and run.asked.role:
         return
     if not changed or run.way.layout not in ("batch", "heads", "grouped", "item"):
         return
@@ -130,7 +130,7 @@ def _line_of_fill(run: Run) -> list[Any]:
     return line_of(run, "masked_fill") or line_of(run, "where") or line_of(run, "setitem")
 
 
-def _low(run: Run, form: str) -> Iterator[Inputs]:
+def _low(run: Run, form: BookForm) -> Iterator[Inputs]:
     """Probes in which some query sees scores below -105 alone, and hidden ones are far above."""
     rng = np.random.default_rng(29)
     for chosen in [x for x in reversed(run.probes) if _hides(x, form)][:2]:
@@ -150,12 +150,12 @@ def _low(run: Run, form: str) -> Iterator[Inputs]:
                 break
 
 
-def _hides(inputs: Inputs, form: str) -> bool:
+def _hides(inputs: Inputs, form: BookForm) -> bool:
     hiding = inputs.get("mask", inputs.get("valid_lens"))
-    return isinstance(hiding, np.ndarray) or form.startswith(("causal", "window", "chunked"))
+    return isinstance(hiding, np.ndarray) or form.hides == "past"
 
 
-def _is_low(inputs: Inputs, form: str) -> bool:
+def _is_low(inputs: Inputs, form: BookForm) -> bool:
     steps = book_trace(form, [], inputs).steps
     for step in steps:
         if step.name == "where" and "-1e6" in step.place.text and step.value.ndim > 1:
@@ -205,7 +205,7 @@ def depends_on_calls(run: Run) -> bool:
     return not (one is None or two is None or (one.shape == two.shape and near(one, two)))
 
 
-def notes(run: Run, form: str) -> list[str]:
+def notes(run: Run, form: BookForm) -> list[str]:
     """Remarks on what was not looked at, and on rows without keys."""
     names = [
         each.name
@@ -217,7 +217,7 @@ def notes(run: Run, form: str) -> list[str]:
     return [*found, *_of_empty_rows(run, form)]
 
 
-def _of_empty_rows(run: Run, form: str) -> list[str]:
+def _of_empty_rows(run: Run, form: BookForm) -> list[str]:
     inputs = dict(run.probes[-1])
     if run.asked.role == "lens" and isinstance(inputs.get("valid_lens"), np.ndarray):
         inputs["valid_lens"] = inputs["valid_lens"] * (np.arange(len(inputs["valid_lens"])) > 0).reshape(

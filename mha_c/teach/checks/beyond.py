@@ -14,7 +14,7 @@ from ..._arguments.arrays import is_tensor
 from ..._recognize.stored import at, write
 from ..asking.comparing import equal, is_misshapen, output
 from ..asking.making import is_open, plain
-from ..asking.mistakes import function
+from ..asking.mistakes import BookForm, function
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
 from ..asking.student import WEIGHTS, Outcome
@@ -26,7 +26,7 @@ _INPUT = {"W_q": "queries", "W_k": "keys", "W_v": "values"}  # what each weight 
 _WITHOUT_KEYS = (*_TABLES, "transpose_qkv", "transpose_output")
 
 
-def beyond(run: Run, form: str) -> list[tuple[str, str]]:
+def beyond(run: Run, form: BookForm) -> list[tuple[str, str]]:
     """Ids and words of what a right run has beside the book's function."""
     found = extra(run, form)
     if run.student.kind not in _WITHOUT_KEYS:
@@ -34,7 +34,7 @@ def beyond(run: Run, form: str) -> list[tuple[str, str]]:
     return found
 
 
-def extra(run: Run, form: str) -> list[tuple[str, str]]:
+def extra(run: Run, form: BookForm) -> list[tuple[str, str]]:
     """Id and words of parameters that are no weight of the book, and matter."""
     if run.student.layers is None or run.student.kind in _TABLES:
         return []
@@ -46,7 +46,7 @@ def extra(run: Run, form: str) -> list[tuple[str, str]]:
 # ---- parameters ------------------------------------------------------------------------------------------------------
 
 
-def _extra(run: Run, form: str) -> list[str]:
+def _extra(run: Run, form: BookForm) -> list[str]:
     """The parameters that belong to no weight of the book, and change the result once they have other numbers."""
     student, inputs = run.student, run.probes[-1]
     assert student.layers is not None
@@ -85,7 +85,7 @@ def _numbers(layer: Any, path: str) -> Any:
     return np.random.default_rng(7).uniform(0.5, 2, tuple(at(layer, path).shape)).round(1)
 
 
-def _same(run: Run, form: str, layer: Any, paths: Sequence[str], expected: Any = None) -> bool:
+def _same(run: Run, form: BookForm, layer: Any, paths: Sequence[str], expected: Any = None) -> bool:
     """Whether the result is the expected one, by default the book's, with other numbers in these parameters."""
     inputs = run.probes[-1]
     firsts = [np.array(plain(at(layer, path))) for path in paths]
@@ -99,7 +99,7 @@ def _same(run: Run, form: str, layer: Any, paths: Sequence[str], expected: Any =
     return equal(outcome, output(function(form), inputs) if expected is None else expected)
 
 
-def _is_a_bias(run: Run, form: str, layer: Any, path: str) -> bool:
+def _is_a_bias(run: Run, form: BookForm, layer: Any, path: str) -> bool:
     """Whether it is added to a projection, as the book's layers do with bias=True."""
     inputs, new = run.probes[-1], _numbers(layer, path).ravel()
     names = [name for name in WEIGHTS["multi_head"] if name in inputs and inputs[name].shape[1] == new.size]
@@ -107,7 +107,7 @@ def _is_a_bias(run: Run, form: str, layer: Any, path: str) -> bool:
     return any(each is not None and _same(run, form, layer, [path], each) for each in expected)
 
 
-def with_biases(inputs: Inputs, form: str, given: dict[str, Any]) -> Any:
+def with_biases(inputs: Inputs, form: BookForm, given: dict[str, Any]) -> Any:
     """What the book gives: a bias is one more row of its weight, for one more feature, which is 1."""
     weights = {name: first for name, first in _INPUT.items() if name in inputs}
     more: Inputs = {name: _with_ones(inputs[name]) for name in (*weights.values(), "X") if name in inputs}
@@ -130,7 +130,7 @@ def _with_ones(x: Any) -> Any:
 # ---- many keys -------------------------------------------------------------------------------------------------------
 
 
-def _of_many_keys(run: Run, form: str) -> list[tuple[str, str]]:
+def _of_many_keys(run: Run, form: BookForm) -> list[tuple[str, str]]:
     """Whether numbers stay right with more keys than any probe has; a layer may refuse so many."""
     for sizes in _MANY:
         asked = [(steps, *_with_many(run, form, steps)) for steps in sizes]
@@ -141,13 +141,13 @@ def _of_many_keys(run: Run, form: str) -> list[tuple[str, str]]:
     return []
 
 
-def _with_many(run: Run, form: str, steps: int) -> tuple[Outcome, Any]:
+def _with_many(run: Run, form: BookForm, steps: int) -> tuple[Outcome, Any]:
     """What comes of so many keys, and what should."""
     inputs = lengthened(run, steps)
     return run.student(inputs, run.way, run.asked), output(function(form), inputs)
 
 
-def of_large_scores(run: Run, form: str) -> list[str]:
+def of_large_scores(run: Run, form: BookForm) -> list[str]:
     """A note where scores that are too large for exp give no numbers: right in the book's sense, and worth a word."""
     if run.student.kind in _WITHOUT_KEYS:
         return []

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..asking.comparing import equal
 from ..asking.making import asks_for, constructor_parameters, takes_config
+from ..asking.mistakes import BookForm
 from ..asking.rounds import Run, run_of
 from ..asking.student import Student
 from ..words.sentences import say
@@ -18,7 +19,7 @@ from .beyond import with_biases
 _OF_ALL = re.compile("(use_)?bias", re.IGNORECASE)  # flags that speak of the output, too
 
 
-def biases(run: Run, form: str) -> list[tuple[str, str]]:
+def biases(run: Run, form: BookForm) -> list[tuple[str, str]]:
     """Ids and words of biases that are lost, or added in another way than in a projection."""
     if not run.student.has_weights or run.student.kind == "additive":
         return []
@@ -37,7 +38,7 @@ def made_with(student: Student, value: bool) -> Iterator[tuple[str, Student]]:
         yield name, Student(student.mine, student.kind, student.weights, {**student.chosen, name: value}, student.mask)
 
 
-def _missing(run: Run, form: str) -> Iterator[tuple[str, str]]:
+def _missing(run: Run, form: BookForm) -> Iterator[tuple[str, str]]:
     """What a flag does not choose: a projection without a bias where it is True, with one where it is False."""
     for value in (True, False):
         for name, student in made_with(run.student, value):
@@ -67,7 +68,7 @@ def _held(run: Run) -> tuple[Any, Any]:
     return layers, layers.at(run.probes[-1])
 
 
-def _numbers(run: Run, form: str) -> list[tuple[str, str]]:
+def _numbers(run: Run, form: BookForm) -> list[tuple[str, str]]:
     """Whether biases that have numbers are added to what their weights make."""
     names = [name for name in ("W_q", "W_k", "W_v", "W_o") if _has(run, name)]
     if not names or _is_right(run, form, names):
@@ -79,7 +80,7 @@ def _numbers(run: Run, form: str) -> list[tuple[str, str]]:
     return [("bias_wrong", say("bias_wrong", names=", ".join(wrong or names)))]
 
 
-def _is_right(run: Run, form: str, names: Sequence[str], added: Any = None) -> bool:
+def _is_right(run: Run, form: BookForm, names: Sequence[str], added: Any = None) -> bool:
     """Whether the last probe gives the book's result, with numbers in these biases; `added`: those that have effect."""
     layers, layer = _held(run)
     inputs = run.probes[-1]

@@ -14,6 +14,7 @@ from ..asking.comparing import equal, is_misshapen
 from ..asking.forms import LAYOUTS, NARROWER, says_steps_first
 from ..asking.kinds import reason
 from ..asking.making import CannotAsk, Unmade
+from ..asking.mistakes import BookForm
 from ..asking.rounds import (
     Run,
     as_mask,
@@ -36,7 +37,7 @@ from .choices import choices
 from .choices import left as left_of_constructor
 from .explaining import despite_nan, explanation, fixed_scale, is_right
 from .fixed import others
-from .students import student_of
+from .students import may_hide_the_future, student_of
 from .together import together
 from .training import training, with_lines
 from .verdicts import (
@@ -54,7 +55,7 @@ from .verdicts import (
     unmade,
 )
 
-_Found = tuple[Run, str]  # a run that is right, and the book's function that it equals
+_Found = tuple[Run, BookForm]  # a run that is right, and the book's function that it equals
 
 
 @refuses_at_the_call
@@ -129,7 +130,7 @@ def check(
             if kind is None and may_be_causal and student.kind == "multi_head":
                 # It may hide the future without being told to: its numbers do not tell, where a mistake changed them.
                 hiding = Student(mine, "causal_multi_head", weights, mask=mask)
-                hiding.patience = 1 / 3  # one answer waits for both
+                hiding.patience = 1 / 3 if may_hide_the_future(student) else 0  # one answer waits for both
                 causal = _compared(hiding, mask, notes)
                 # Right with one input in three places says nothing about three: then what differs is among them.
                 tells = causal.mistakes or student.attends_to_itself or "hides_future" in answer.mistakes
@@ -205,6 +206,8 @@ def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[
         masked = [run for run, _ in found if run.way.mask is not None]
         one = _right_run([run_of(student, asked._replace(beside=x.asked.parameter), x.way) for x in masked])
     if one is not None:
+        if one[0].way.layout == "item" and student.has_weights and _steps_first(one[0]):
+            raise _Wrong(over_the_batch(_of_a_batch(one[0]), notes))
         return one
     more = [say("note_chosen", choice=f"{asked.parameter}=True")] if after_others else []
     try:
@@ -213,7 +216,7 @@ def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[
         others = _in_other_layouts(tried[0]) if wrong.answer.mistakes == ["unknown"] else []
         one = _right_run(others)
         if one is None and _steps_first(tried[0]):
-            raise _Wrong(over_the_batch(tried[0], notes)) from None
+            raise _Wrong(over_the_batch(_of_a_batch(tried[0]), notes)) from None
         if one is None:
             raise
         return one
@@ -256,9 +259,9 @@ def _errors(tried: list[Run]) -> float:
     return min(shares, default=1.0)
 
 
-def _equals(run: Run) -> str:
-    """The function of the book that a run equals, or ""."""
-    return next((form for form in run.asked.forms if is_right(run, form)), "")
+def _equals(run: Run) -> Optional[BookForm]:
+    """The function of the book that a run equals, or None."""
+    return next((form for form in run.asked.forms if is_right(run, form)), None)
 
 
 def _right_run(tried: list[Run]) -> Optional[_Found]:
@@ -309,7 +312,14 @@ def _in_other_layouts(run: Run) -> list[Run]:
 
 
 def _steps_first(run: Run) -> bool:
-    """Whether it is right with batch and steps exchanged."""
-    if "time first" not in LAYOUTS[run.student.kind] or run.way.layout != "batch":
+    """Whether it is right with batch and steps exchanged, where nothing is hidden, and its code does not say so."""
+    if "time first" not in LAYOUTS[run.student.kind] or says_steps_first(run.student.mine):
         return False
-    return bool(_equals(run_of(run.student, run.asked, run.way._replace(layout="time first"))))
+    free = _of_a_batch(run)
+    return bool(_equals(run_of(run.student, free.asked, free.way._replace(layout="time first"))))
+
+
+def _of_a_batch(run: Run) -> Run:
+    """The same with a batch, and nothing hidden."""
+    asked = run.asked._replace(role="", parameter="") if run.asked.role == "mask" else run.asked
+    return run_of(run.student, asked, run.way._replace(layout="batch", mask=None))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..._recognize.roles import is_flag
 from ..asking.making import constructor_parameters
+from ..asking.mistakes import KINDS, ROTARY, BookForm
 from ..asking.rounds import forms_of_mask
 from ..asking.student import Round, Student
 
@@ -26,20 +27,20 @@ def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
         name, made = student.flagged
         one_input = student.kind == "multi_head" and student.attends_to_itself
         made = Student(made.mine, "causal_multi_head", student.weights, mask=student.mask) if one_input else made
-        forms = ("causal_multi_head",) if one_input else forms_of_mask(student)
+        forms = (KINDS["causal_multi_head"],) if one_input else forms_of_mask(student)
         yield f"{name}=True", made, Round(forms, "made" if one_input else "flag", name)
     for each in constructor_parameters(student.mine) if student.is_class else ():
-        name, kind, forms = each.name, student.kind, tuple[str, ...]()
+        name, kind, forms = each.name, student.kind, tuple[BookForm, ...]()
         if not isinstance(each.default, bool) or (name in student.chosen and kind != "causal_multi_head"):
             continue
         value = not student.chosen.get(name, each.default)
         if is_flag(each):
             kind = "multi_head" if kind == "causal_multi_head" else kind
-            forms = forms_of_mask(student) if value else (kind,)
+            forms = forms_of_mask(student) if value else (KINDS[kind],)
             if value and kind == "multi_head" and student.attends_to_itself:
-                kind, forms = "causal_multi_head", ("causal_multi_head",)
+                kind, forms = "causal_multi_head", (KINDS["causal_multi_head"],)
         elif value and _ROTATES.fullmatch(name) and kind == "causal_multi_head":
-            forms = ("causal_multi_head_rope", "causal_multi_head_rope_halves")
+            forms = ROTARY
         if forms:
             made = Student(student.mine, kind, student.weights, {**student.chosen, name: value}, student.mask)
             role = "" if not (value and is_flag(each)) else "made" if kind == "causal_multi_head" else "flag"

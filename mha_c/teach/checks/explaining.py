@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ..asking.answers import NEAR
-from ..asking.comparing import equal, is_misshapen, output
-from ..asking.mistakes import FORMS, SOURCES, Change, Mistake, function, hiding_with, known, subtracting
+from ..asking.comparing import begins_otherwise, equal, is_misshapen, output
+from ..asking.mistakes import SOURCES, BookForm, Change, Mistake, function, hiding_with, known, subtracting
 from ..asking.probes import Inputs, steps_of
-from ..asking.rounds import OF_LENS, Run
+from ..asking.rounds import Run
 from ..asking.student import Outcome
 from ..words.sentences import say
 
@@ -26,13 +26,13 @@ class Explained(NamedTuple):
     """The mistakes that explain a run; `left` are probes that they do not: a form that is not taken."""
 
     run: Run
-    form: str
+    form: BookForm
     mistakes: Sequence[Mistake]
     left: Sequence[int] = ()
     within: str = ""  # the probes that have these mistakes, if they are only those of one form of lengths or masks
 
 
-def is_right(run: Run, form: str) -> bool:
+def is_right(run: Run, form: BookForm) -> bool:
     """Whether all outcomes are those of a function of the book."""
     if not run.outcomes or (run.asked.role and not _hides(run)):
         return False
@@ -40,12 +40,12 @@ def is_right(run: Run, form: str) -> bool:
     return all(map(equal, run.outcomes, right)) and _adds(run, form)
 
 
-def _adds(run: Run, form: str) -> bool:
+def _adds(run: Run, form: BookForm) -> bool:
     """Whether a mask that is said to be added is: a small number must hide a little."""
     return _loses(run, form, 1.5)
 
 
-def _loses(run: Run, form: str, number: float) -> bool:
+def _loses(run: Run, form: BookForm, number: float) -> bool:
     """Whether hidden scores lose this number, or gain it, where the mask that is added holds -1.5.
 
     That they gain it tells a mask that is subtracted from one of 0 and 1 that is taken times -1e-9.
@@ -66,11 +66,16 @@ def _hides(run: Run) -> bool:
 
 def explanation(runs: Sequence[Run], *others: Callable[[], Any]) -> Any:
     """The likeliest mistake that explains all outcomes of a run; else all of one form; else what one of the others
-    finds; else two mistakes, or all but errors."""
+    finds; else two mistakes, or all but errors.
+
+    Of a student without patience, one mistake or none.
+    """
     # Of what raises an error everywhere, but for one probe, no mistake explains two numbers.
     runs = [run for run in runs if (not run.asked.role or _hides(run)) and _number_of_results(run) > 1]
     lesser: dict[str, Explained] = {}
     found = _first(_one(runs), runs, lesser)
+    if not all(run.student.patience for run in runs):
+        return found or lesser.get("numbers") or lesser.get("shapes")
     if found is None and not lesser:
         found = next(filter(None, map(_within_a_form, runs)), None)
         found = found or next(filter(None, (each() for each in others)), None)
@@ -101,17 +106,19 @@ def _is_all_nan(outcome: Outcome) -> bool:
 
 
 def _first(
-    candidates: Iterator[tuple[str, Sequence[Mistake], str]], runs: Sequence[Run], lesser: dict[str, Explained]
+    candidates: Iterator[tuple[BookForm, Sequence[Mistake], str]], runs: Sequence[Run], lesser: dict[str, Explained]
 ) -> Optional[Explained]:
     """The first candidate that explains all; `lesser` gets those that explain less."""
     with_nan = {id(run): _has_nan(run) for run in runs}
+    first = {id(run): _first_number(run) for run in runs}
     for form, mistakes, fill in candidates:
-        made = function(form, mistakes, fill)
+        asked = [run for run in runs if fill != "-np.inf" or with_nan[id(run)]]
+        made = function(form, mistakes, fill) if asked else None
         if made is None:
             continue
         outputs: dict[int, Any] = {}
-        for run in runs:
-            if fill == "-np.inf" and not with_nan[id(run)]:
+        for run in asked:
+            if fill != _ANY and _begins_otherwise(made, outputs, run, first[id(run)]):
                 continue
             tier, left = _explains(made, outputs, run, fill == _ANY)
             if tier and any(each.id == "mask_inverted" for each in mistakes) and not _loses(run, form, -1.5):
@@ -123,7 +130,23 @@ def _first(
     return None
 
 
-def _known_to(runs: Sequence[Run]) -> tuple[dict[str, list[Mistake]], list[str]]:
+def _first_number(run: Run) -> Optional[int]:
+    """The first probe with a result that says something, if there is one."""
+    return next((i for i, x in enumerate(run.outcomes) if x.error is None and not _is_all_nan(x)), None)
+
+
+def _begins_otherwise(made: Any, outputs: dict[int, Any], run: Run, at: Optional[int]) -> bool:
+    """Whether the result of this probe has the right shape, and another first number: then nothing else is asked."""
+    if at is None:
+        return False
+    inputs, outcome = run.probes[at], run.outcomes[at].output
+    if id(inputs) not in outputs:
+        outputs[id(inputs)] = output(made, _as_given(run, inputs))
+    got = outputs[id(inputs)]
+    return got is not None and got.shape == outcome.shape and begins_otherwise(outcome, got)
+
+
+def _known_to(runs: Sequence[Run]) -> tuple[dict[BookForm, list[Mistake]], list[str]]:
     """The mistakes of each form, and what masks may write."""
     having = set().union(*map(_having, runs))
     fills = ["-1e6", "-np.inf"] if any(map(_has_nan, runs)) else ["-1e6"]
@@ -144,7 +167,7 @@ def _having(run: Run) -> set[str]:
     return found
 
 
-def _one(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
+def _one(runs: Sequence[Run]) -> Iterator[tuple[BookForm, Sequence[Mistake], str]]:
     singles, fills = _known_to(runs)
     forms = [*singles]
     for form, fill in itertools.product(forms, fills):
@@ -152,13 +175,13 @@ def _one(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
         yield from ((form, (each,), fill) for each in singles[form] if each.id != "mask_ignored")
     for form in forms:
         # Where a row hides all its keys, what is added to the scores leaves their differences.
-        added = "X - 1e9" if forms[0].endswith("_of_mask") or forms[0] in OF_LENS else "scores - 1e9"
+        added = "X - 1e9" if forms[0].hides == "lens" else "scores - 1e9"
         yield from ((form, (each,), fill) for each in singles[form] if each.id in _HIDE_ROWS for fill in (added, _ANY))
         yield from ((form, (each,), "-1e6") for each in _small_fills(runs, form))
         yield from ((form, (each,), "-1e6") for each in singles[form] if each.id == "mask_ignored")
 
 
-def _two(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
+def _two(runs: Sequence[Run]) -> Iterator[tuple[BookForm, Sequence[Mistake], str]]:
     singles, fills = _known_to(runs)
     for form, fill in itertools.product(singles, fills):
         single = [each for each in singles[form] if each.id != "mask_transposed"]  # it says nothing of most probes
@@ -168,7 +191,7 @@ def _two(runs: Sequence[Run]) -> Iterator[tuple[str, Sequence[Mistake], str]]:
         yield from ((form, (single[i], single[j]), fill) for i, j in sorted(two, key=sum))
 
 
-def _small_fills(runs: Sequence[Run], form: str) -> Iterator[Mistake]:
+def _small_fills(runs: Sequence[Run], form: BookForm) -> Iterator[Mistake]:
     """The numbers that masks may hide with, fitted to the probe that differs most."""
     made = [function(form, mistakes) for mistakes in ([each] for each in hiding_with(form, "FILL"))]
     for run in runs if made else ():
@@ -219,7 +242,7 @@ def _hides_a_key(inputs: Inputs) -> bool:
     return isinstance(hiding, np.ndarray) or (hiding is True and first.shape[-2] > 1)
 
 
-def _singles(form: str, having: set[str]) -> list[Mistake]:
+def _singles(form: BookForm, having: set[str]) -> list[Mistake]:
     """The known mistakes, mask_ignored last: a mask that is given in the wrong way may have no effect, either."""
     found = known(form, having)
     return sorted(found, key=lambda each: each.id == "mask_ignored")
@@ -338,9 +361,9 @@ def fixed_scale(runs: Sequence[Run]) -> Optional[Explained]:
     return None
 
 
-def _scaled_lines(form: str) -> Iterator[tuple[str, str, tuple[str, str]]]:
+def _scaled_lines(form: BookForm) -> Iterator[tuple[str, str, tuple[str, str]]]:
     """(function, the line with the scale, (the product, the product with its scale))."""
-    for where in (each.rpartition("=")[2] for each in FORMS[form]):
+    for where in form.texts.values():
         for text, product in re.findall(r"((?:scores = )(queries @ .*) / np\.sqrt\(d\))", SOURCES[where]):
             yield where, text, (product, f"{product} / np.sqrt(d)")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -11,7 +11,8 @@ from ..._recognize.roles import causal_flag
 from ..asking.comparing import equal
 from ..asking.kinds import told
 from ..asking.making import Unmade, copied
-from ..asking.rounds import rounds, runs
+from ..asking.probes import Inputs, steps_of
+from ..asking.rounds import Run, rounds, runs
 from ..asking.student import Round, Student, gradients_recorded
 
 
@@ -60,14 +61,33 @@ def _without_flag(student: Student, flag: str) -> Student:
 
 
 def _hides_the_future(student: Student) -> bool:
-    """Whether a change of the last step leaves the others as they are."""
+    """Whether a change of the last step leaves the others as they are, and one of the first changes the last."""
     run = runs(student, Round(rounds(student)[0].forms))[0]
     names: list[Any] = [name for name in ("X", "keys", "values") if name in run.probes[0]]
     inputs, outcome = max(zip(run.probes, run.outcomes), key=lambda pair: pair[0][names[0]].shape[1])
-    later = {name: inputs[name].copy() for name in names}
-    for x in later.values():
-        x[:, -1] += 3
-    changed = student({**inputs, **later}, run.way, run.asked).output
-    if changed is None or outcome.output is None or changed.ndim < 2:
+    last, first = (_with_a_step_changed(student, run, inputs, names, at) for at in (-1, 0))
+    if last is None or first is None or outcome.output is None or last.ndim < 2:
         return False
-    return bool(np.allclose(changed[:, :-1], outcome.output[:, :-1], 1e-4, 1e-4))
+    return _are_near(last[:, :-1], outcome.output[:, :-1]) and not _are_near(first[:, -1], outcome.output[:, -1])
+
+
+def _with_a_step_changed(student: Student, run: Run, inputs: Inputs, names: Sequence[str], at: int) -> Any:
+    changed = {name: inputs[name].copy() for name in names}
+    for x in changed.values():
+        x[:, at] += 3
+    return student({**inputs, **changed}, run.way, run.asked).output
+
+
+def _are_near(one: Any, two: Any) -> bool:
+    return bool(np.allclose(one, two, 1e-4, 1e-4))
+
+
+def may_hide_the_future(student: Student) -> bool:
+    """Whether some row but the last stays as it is where the last step changes, or an error leaves that open."""
+    run = runs(student, Round(rounds(student)[0].forms))[0]
+    inputs, outcome = max(zip(run.probes, run.outcomes), key=lambda pair: min(steps_of(pair[0])[1:]))
+    names = ("queries", "keys", "values") if student.attends_to_itself else ("keys", "values")
+    changed = _with_a_step_changed(student, run, inputs, names, -1)
+    if changed is None or outcome.output is None or changed.ndim < 3 or changed.shape[1] < 2:
+        return True
+    return bool(np.isclose(changed, outcome.output, 1e-4, 1e-4, equal_nan=True)[:, :-1].all(axis=(0, 2)).any())

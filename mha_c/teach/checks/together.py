@@ -12,9 +12,9 @@ from ..asking.answers import Example, own_line
 from ..asking.comparing import equal, output
 from ..asking.forms import HEADS
 from ..asking.masks import CannotSay
-from ..asking.mistakes import function
+from ..asking.mistakes import KINDS, BookForm, function, of_mask
 from ..asking.probes import Inputs, steps_of
-from ..asking.rounds import Run, forms_of_mask
+from ..asking.rounds import Run
 from ..asking.student import Outcome
 from ..words.sentences import said, say
 
@@ -30,7 +30,7 @@ class _JointCall(NamedTuple):
     expected: Any
 
 
-def together(found: Sequence[tuple[Run, str]]) -> tuple[list[tuple[str, Any]], list[str]]:
+def together(found: Sequence[tuple[Run, BookForm]]) -> tuple[list[tuple[str, Any]], list[str]]:
     """Ids and words of what is wrong only where two arguments that hide keys are given in one call; notes."""
     hiding = [each for each in found if each[0].asked.role in _HIDES]
     hiding.sort(key=lambda each: _HIDES.index(each[0].asked.role) > 1)
@@ -38,7 +38,7 @@ def together(found: Sequence[tuple[Run, str]]) -> tuple[list[tuple[str, Any]], l
     for (one, form), (two, own_form) in itertools.combinations(hiding, 2):
         if (one.way.layout, one.way.tensors) != (two.way.layout, two.way.tensors) or one.asked.role in _HIDES[2:]:
             continue
-        joint = own_form if two.asked.role in _HIDES[2:] else _of_mask(one, form)
+        joint = own_form if two.asked.role in _HIDES[2:] else of_mask(form)
         call = _called(one, two, joint)
         if call is None or equal(call.outcome, call.expected):
             continue
@@ -54,13 +54,13 @@ def together(found: Sequence[tuple[Run, str]]) -> tuple[list[tuple[str, Any]], l
     return ([], notes) if notes else (_at_once(hiding), [])
 
 
-def _at_once(hiding: Sequence[tuple[Run, str]]) -> list[tuple[str, Any]]:
+def _at_once(hiding: Sequence[tuple[Run, BookForm]]) -> list[tuple[str, Any]]:
     """What is wrong only where three arguments or more are given in one call."""
     if len(hiding) < 3:
         return []
     *runs, last = [run for run, _ in hiding]
     runs = [one for one in runs if one.asked.role in _HIDES[:2] and one.way.layout == last.way.layout]
-    joint = hiding[-1][1] if last.asked.role in _HIDES[2:] else _of_mask(*hiding[0])
+    joint = hiding[-1][1] if last.asked.role in _HIDES[2:] else of_mask(hiding[0][1])
     for inputs in reversed(last.probes):
         for choices in itertools.product(*(_others(one, inputs) for one in runs)):
             if any((one == two).all() for one, two in itertools.combinations(choices, 2)):
@@ -80,12 +80,7 @@ def _at_once(hiding: Sequence[tuple[Run, str]]) -> list[tuple[str, Any]]:
     return []
 
 
-def _of_mask(run: Run, form: str) -> str:
-    """The form that takes a mask."""
-    return form if form in forms_of_mask(run.student) else f"{form}_of_mask"
-
-
-def _called(one: Run, two: Run, joint: str) -> Optional[_JointCall]:
+def _called(one: Run, two: Run, joint: BookForm) -> Optional[_JointCall]:
     """The call of the last probe where both arguments hide keys that the other does not; None where there is none."""
     made = function(joint)
     for inputs in reversed(two.probes):
@@ -132,11 +127,11 @@ def _refuses(error: BaseException) -> bool:
     return line == said("the call") or any(f": {word}" in line for word in ("raise", "assert"))
 
 
-def _why(call: _JointCall, joint: str, names: dict[str, str]) -> tuple[str, str]:
+def _why(call: _JointCall, joint: BookForm, names: dict[str, str]) -> tuple[str, str]:
     """The argument that alone has an effect, or ""; and what happens, as the end of a sentence, or ""."""
     own, made = _seen(call.inputs), function(joint)
     of_form = own is True  # the second argument's keys are hidden by the form itself
-    plain = function("dot_product_of_mask") if joint in ("causal", "window") else None
+    plain = function(of_mask(KINDS["dot_product"])) if joint.kind in ("causal", "window") else None
     queries, keys = call.seen.shape[-2:]
     past = np.tri(queries, keys, dtype=bool) if of_form else own
     tries = [

@@ -14,10 +14,10 @@ from ..asking.comparing import equal, is_misshapen, output
 from ..asking.forms import LAYOUTS_SAY
 from ..asking.making import Unmade
 from ..asking.masks import MEANS
-from ..asking.mistakes import function, root, signature, sources
+from ..asking.mistakes import KINDS, BookForm, function, signature, sources
 from ..asking.probes import Inputs, probes
 from ..asking.results import NoOutput
-from ..asking.rounds import OF_LENS, Run
+from ..asking.rounds import Run
 from ..asking.student import Student
 from ..why.noting import error_place
 from ..why.own_lines import constructor_line, nan_line, one_line, own_lines, random_lines, up_to
@@ -31,7 +31,6 @@ _POSITIONS = "11.6 Self-Attention and Positional Encoding (10.6.3 in the first e
 SECTIONS = {  # of the book's second edition (of its first)
     "softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
     "masked_softmax": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
-    "masked_softmax_of_mask": f"{_SCORING}, Masked Softmax Operation (10.3.1 in the first edition)",
     "dot_product": f"{_SCORING}, Scaled Dot Product Attention (10.3.3 in the first edition)",
     "additive": f"{_SCORING}, Additive Attention (10.3.2 in the first edition)",
     "additive_weights": f"{_SCORING}, Additive Attention (10.3.2 in the first edition)",
@@ -41,11 +40,11 @@ SECTIONS = {  # of the book's second edition (of its first)
     "window": "Longformer, section 3.1 (arXiv 2004.05150); Mistral 7B, section 2 (arXiv 2310.06825)",
     "chunked": "Online softmax (arXiv 1805.02867), section 3; FlashAttention (arXiv 2205.14135), section 3.1",
     "grouped": "GQA (arXiv 2305.13245), section 2.2",
-    "rope": "RoFormer (arXiv 2104.09864), section 3.2", "rope_halves": "RoFormer (arXiv 2104.09864), section 3.2",
+    "rope": "RoFormer (arXiv 2104.09864), section 3.2",
 }  # fmt: skip
 
 
-def right(found: Sequence[tuple[Run, str]], left: Sequence[tuple[str, str]], notes: Sequence[str]) -> Answer:
+def right(found: Sequence[tuple[Run, BookForm]], left: Sequence[tuple[str, str]], notes: Sequence[str]) -> Answer:
     """All numbers are right; `left` are ids and words of what else is wrong, or was not tried."""
     mistakes, parts, more = [], [], []
     for run, form in found:
@@ -59,7 +58,7 @@ def right(found: Sequence[tuple[Run, str]], left: Sequence[tuple[str, str]], not
     if mistakes:
         start = say("right_but", name=run.student.name, kind=run.student.kind)
     else:
-        sentence = "right_with_mask" if form.endswith("_of_mask") else "right"
+        sentence = "right_with_mask" if form.by_mask else "right"
         start = say(sentence, name=run.student.name, kind=run.student.kind, count=len(run.probes), given=_given(run))
     return Answer(mistakes, [start, *parts], [*notes, *more], _mask([run for run, _ in found]))
 
@@ -88,7 +87,7 @@ def over_the_batch(run: Run, notes: Sequence[str]) -> Answer:
     """Right with batch and steps exchanged."""
     line = constructor_line(run) or up_to(run)[-1:]
     start = say("in_one", says=said("it attends over the batch (axis 0), not over the steps (axis 1)"))
-    section = say("read", sections=said(SECTIONS[root(run.form)]))
+    section = say("read", sections=said(SECTIONS[run.form.called]))
     parts = [start, *line, say("steps_first"), *_example(run), section]
     return Answer(["batch_for_steps"], parts, notes)
 
@@ -127,7 +126,7 @@ def _beside(run: Run, writes: bool = True) -> tuple[list[str], list[Any]]:
 
 
 def _hides_nothing(student: Student) -> bool:
-    return student.kind in OF_LENS and not {"valid_lens", "mask"} & {*student.takes.values()}
+    return KINDS[student.kind].hides == "lens" and not {"valid_lens", "mask"} & {*student.takes.values()}
 
 
 def _masks_in_place(student: Student, name: str, before: Any, now: Any) -> bool:
@@ -139,7 +138,7 @@ def _masks_in_place(student: Student, name: str, before: Any, now: Any) -> bool:
     )
 
 
-def _notes(run: Run, form: str) -> list[str]:
+def _notes(run: Run, form: BookForm) -> list[str]:
     notes = []
     student, layout = run.student, run.way.layout
     if any(outcome.changed for outcome in run.outcomes) and student.kind == "masked_softmax":
@@ -155,7 +154,7 @@ def _notes(run: Run, form: str) -> list[str]:
     elif [*student.takes.values()].count("X") > 1:
         notes += [say("note_one_input")]
     elif student.values_are_keys:
-        notes += [say("note_weights_alone" if form.startswith("additive_weights") else "note_values")]
+        notes += [say("note_weights_alone" if form.called == "additive_weights" else "note_values")]
     if layout in LAYOUTS_SAY:
         notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
     if run.way.lens_of_items:
@@ -163,9 +162,9 @@ def _notes(run: Run, form: str) -> list[str]:
     if student.entry:
         notes += [say("note_entry", entry=student.entry)]
     if student.kind == "rope":
-        notes += [say("note_halves" if form == "rope_halves" else "note_pairs")]
-    if "_rope" in form:
-        notes += [say("note_rotary", pairs=said("halves" if form.endswith("halves") else "neighbours"))]
+        notes += [say("note_halves" if form.halves else "note_pairs")]
+    if "rope" in form.functions[:-1]:
+        notes += [say("note_rotary", pairs=said("halves" if form.halves else "neighbours"))]
     if student.sizes_of_table:
         notes += [say("note_table")]
     if student.only_heads:
@@ -180,11 +179,12 @@ def _notes(run: Run, form: str) -> list[str]:
         notes += [say("note_one_head") if student.heads == 1 else say("note_heads", heads=student.heads)]
     if student.width:
         notes += [say("note_width", width=student.width)]
-    if form == "causal" and student.kind in ("causal", "dot_product") and not {"offset"} & {*student.takes.values()}:
+    at_places = form.called == "causal" and student.kind in ("causal", "dot_product")
+    if at_places and "offset" not in student.takes.values():
         inputs = dict(probes("causal")[3], mask=True)
         inputs["queries"] = inputs["queries"][:, -2:]
         if not student.attends_to_itself and layout == "batch" and run.way.mask is None:
-            if equal(student(inputs, run.way, run.asked), output(function("causal"), inputs)):
+            if equal(student(inputs, run.way, run.asked), output(function(KINDS["causal"]), inputs)):
                 notes += [say("note_top_left")]
     return notes
 
@@ -208,7 +208,7 @@ def _is_nan_where_hidden(run: Run) -> bool:
 
 def nan(run: Run, notes: Sequence[str]) -> Answer:
     """Not a number, before anything else is said."""
-    parts = [say("nan"), *nan_line(run), *_example(run), say("read", sections=said(SECTIONS[root(run.form)]))]
+    parts = [say("nan"), *nan_line(run), *_example(run), say("read", sections=said(SECTIONS[run.form.called]))]
     return Answer(["nan"], parts, [*notes, *_notes(run, run.form)], _mask([run]))
 
 
@@ -222,7 +222,8 @@ def known(found: Explained, notes: Sequence[str]) -> Answer:
     # Without what only carries an argument to the line that is wrong.
     texts = sources(form, [each._replace(changes=each.changes[:1]) for each in found.mistakes]) or {}
     plain = sources(form) or {}
-    places = list(dict.fromkeys(each.changes[0].where for each in found.mistakes))
+    names = {where: name for name, where in form.texts.items()}
+    places = list(dict.fromkeys(names[each.changes[0].where] for each in found.mistakes))
     here = [place for place in texts if texts[place] != plain[place]]
     errors, (more, beside) = _error(run, function(form, found.mistakes)), _beside(run, writes=False)
     clauses = list(dict.fromkeys(said(each.says) for each in found.mistakes))
@@ -332,7 +333,7 @@ def mended_line(tried: Sequence[Run]) -> Optional[InOneLine]:
 def in_one_line(found: InOneLine, notes: Sequence[str]) -> Answer:
     """No known mistake, but one line that is known to be wrong."""
     run, line = found
-    section = say("read", sections=said(SECTIONS[root(run.form)]))
+    section = say("read", sections=said(SECTIONS[run.form.called]))
     return Answer(["one_line"], [say("one_line"), line, *_example(run), section], [*notes, *_notes(run, run.form)])
 
 
@@ -347,7 +348,7 @@ def _given_nothing(run: Run) -> list[str]:
 def unknown(run: Run, notes: Sequence[str]) -> Answer:
     """Not explained by any known mistake: an error, another shape, or laws that do not hold."""
     student, all_of = run.student, len(run.probes)
-    section = say("read", sections=said(SECTIONS[root(run.form)]))
+    section = say("read", sections=said(SECTIONS[run.form.called]))
     others = [i for i, each in enumerate(run.outcomes) if not equal(each, run.right[i])]
     errors = [i for i in others if run.outcomes[i].error is not None]
     notes = [*notes, *_notes(run, run.form)]

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ..asking.comparing import equal, output
-from ..asking.mistakes import function
+from ..asking.mistakes import BookForm, function
 from ..asking.rounds import Run
 from .edits import Edit, Scope, edits, is_of_number
 from .noting import Place, functions_noted, written_by_them
@@ -52,7 +52,7 @@ class _Candidate(NamedTuple):
     text: str  # the line as it has it
 
 
-def mended(run: Run, form: str, places: Sequence[Place], id: str = "", share: float = 1.0) -> Optional[Mended]:
+def mended(run: Run, form: BookForm, places: Sequence[Place], id: str = "", share: float = 1.0) -> Optional[Mended]:
     """The smallest change of one line that makes all numbers right: as a mistake of this id is mended, or any.
 
     The lines of `places` are tried first; then all others of the functions that ran.  Numbers and texts that are

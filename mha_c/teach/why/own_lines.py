@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from ..asking.answers import OwnLine
-from ..asking.mistakes import Mistake
+from ..asking.mistakes import BookForm, Mistake
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
 from ..words.sentences import said, say
@@ -34,7 +34,7 @@ class WrongLine(NamedTuple):
     stage: str = ""
 
 
-def own_lines(run: Run, form: str, mistakes: Sequence[Mistake]) -> list[OwnLine]:
+def own_lines(run: Run, form: BookForm, mistakes: Sequence[Mistake]) -> list[OwnLine]:
     """The student's lines that these mistakes are in; those that can be told."""
     try:
         call = _noted_call(run, form)
@@ -73,7 +73,7 @@ def one_line(run: Run, error: Optional[Place], share: float) -> Optional[OwnLine
     return None if one is None else _line(WrongLine(one.place))._replace(should_be=one.text)
 
 
-def _mended(run: Run, form: str, places: Sequence[Place], id: str, share: float = 1.0) -> Optional[Mended]:
+def _mended(run: Run, form: BookForm, places: Sequence[Place], id: str, share: float = 1.0) -> Optional[Mended]:
     try:
         return mended(run, form, places, id, share)
     except Exception:  # as above
@@ -141,7 +141,12 @@ def _of_a_call(run: Run) -> tuple[Optional[Trace], list[Operation]]:
 def constructor_line(run: Run) -> list[OwnLine]:
     """The line of a class that makes torch's MultiheadAttention, and the same with batch_first=True."""
     found = line_of_class(run, r"MultiheadAttention\(.*\)\s*$")
-    return [each._replace(should_be=re.sub(r"\)\s*$", ", batch_first=True)", each.text)) for each in found]
+    said_otherwise = re.compile(r"batch_first\s*=\s*False")
+    return [
+        each._replace(should_be=said_otherwise.sub("batch_first=True", each.text)
+                      if said_otherwise.search(each.text) else re.sub(r"\)\s*$", ", batch_first=True)", each.text))
+        for each in found
+    ]  # fmt: skip
 
 
 def line_of_class(run: Run, pattern: str) -> list[OwnLine]:
@@ -169,14 +174,14 @@ def _called(file: str) -> str:
     return Path(file).name
 
 
-def _noted_call(run: Run, form: str) -> tuple[Optional[Inputs], Optional[Trace]]:
+def _noted_call(run: Run, form: BookForm) -> tuple[Optional[Inputs], Optional[Trace]]:
     """A probe whose result differs from the book's, and the operations of its call; None where there is none."""
     inputs = telling(run, form)
     return inputs, student_trace(run, inputs) if inputs is not None else None
 
 
 def found_for(
-    call: tuple[Optional[Inputs], Optional[Trace]], form: str, mistakes: Sequence[Mistake]
+    call: tuple[Optional[Inputs], Optional[Trace]], form: BookForm, mistakes: Sequence[Mistake]
 ) -> list[WrongLine]:
     """For each mistake the student's line, as far as it can be told."""
     inputs, trace = call
@@ -193,7 +198,7 @@ def found_for(
     return made
 
 
-def _books_line(form: str, mistakes: Sequence[Mistake], number: int) -> str:
+def _books_line(form: BookForm, mistakes: Sequence[Mistake], number: int) -> str:
     return next((each.book for each in changed(form, mistakes, number)), "")
 
 

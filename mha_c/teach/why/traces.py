@@ -12,7 +12,7 @@ import numpy as np
 
 from ..asking.comparing import HUGE, equal, output
 from ..asking.forms import parts
-from ..asking.mistakes import Mistake, function, sources
+from ..asking.mistakes import BookForm, Mistake, function, sources
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
 from .noting import Place, Trace, lines_noted, tensors_noted, written_by_them
@@ -48,7 +48,7 @@ def noted(run: Run, inputs: Inputs, trace: Trace, remade: bool = True) -> Any:
         return student.output(inputs, given, way, asked, keys)
 
 
-def book_trace(form: str, mistakes: Sequence[Mistake], inputs: Inputs) -> Trace:
+def book_trace(form: BookForm, mistakes: Sequence[Mistake], inputs: Inputs) -> Trace:
     """The book's call, with mistakes."""
     texts = sources(form, mistakes) or {}
     trace = Trace(lambda file: file.startswith("book:"))
@@ -56,7 +56,7 @@ def book_trace(form: str, mistakes: Sequence[Mistake], inputs: Inputs) -> Trace:
     for name, text in texts.items():
         linecache.cache[f"book:{name}"] = len(text), None, text.splitlines(True), f"book:{name}"
         exec(compile(text, f"book:{name}", "exec"), room)
-    made = room[function(form).__name__]  # type: ignore[union-attr]
+    made = room[form.called]
     names = made.__code__.co_varnames[: made.__code__.co_argcount]
     given = {
         x: trace.input(inputs[x]) if isinstance(inputs[x], np.ndarray) else inputs[x] for x in names if x in inputs
@@ -92,7 +92,7 @@ def first_read(right: Trace, change: ChangedLine) -> list[Any]:
     return []
 
 
-def changed(form: str, mistakes: Sequence[Mistake], number: int) -> list[ChangedLine]:
+def changed(form: BookForm, mistakes: Sequence[Mistake], number: int) -> list[ChangedLine]:
     """The lines that one of these mistakes changes."""
     others = [x for i, x in enumerate(mistakes) if i != number]
     before, after = sources(form, others) or {}, sources(form, mistakes) or {}
@@ -109,7 +109,7 @@ def changed(form: str, mistakes: Sequence[Mistake], number: int) -> list[Changed
 # ---- probes ----------------------------------------------------------------------------------------------------------
 
 
-def telling(run: Run, form: str) -> Optional[Inputs]:
+def telling(run: Run, form: BookForm) -> Optional[Inputs]:
     """The largest probe that differs and raises no error, in one call; one without NaN, if there is any."""
     made = function(form)
     order = sorted(range(len(run.probes)), key=lambda i: (_is_nan(run.outcomes[i]), _unclear(run.probes[i]), -i))
