@@ -9,6 +9,7 @@ refused in our words, which the table shows; anything else is a failure of `test
 import contextlib
 import copy
 import io
+import itertools
 import pickle
 import sys
 from pathlib import Path
@@ -367,10 +368,10 @@ def run(function, layer):
     return function(layer, x, torch.tensor([3, 1]))
 
 
-def outcome(name):
-    """ "equal", our words of refusal, or an AssertionError."""
+def outcome(name, layers=None):
+    """ "equal", our words of refusal, or an AssertionError; of so many of the layers, the multi-head one first."""
     words = set()
-    for ours, theirs in pairs():
+    for ours, theirs in itertools.islice(pairs(), layers):
         expected = error = None
         try:
             expected = run(OF_TORCH[name], theirs)

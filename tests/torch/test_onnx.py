@@ -155,6 +155,7 @@ class Weighing(nn.Module):
         return out, self.layer.attention_weights
 
 
+@pytest.mark.by_day("dynamo", "name", together=1)  # an export takes seconds
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "TorchScript"])
 @pytest.mark.parametrize("name", ["multi-head", "additive"])
 def test_weights_in_the_program(name, dynamo):
@@ -194,6 +195,7 @@ def test_functions_in_onnx(dynamo):
     Together(*(Function(**options) for options in OPTIONS)).compare(((*inputs(),),) * len(OPTIONS), dynamo)
 
 
+@pytest.mark.parametrize("d2l", needs.real_d2l.VERSIONS[0 if needs.NIGHTLY else -1 :], indirect=True)
 def test_the_books_encoder(d2l, capsys):
     """d2l's TransformerEncoder on our classes, and nn.TransformerEncoderLayer with ours in it."""
     import book_models
