@@ -256,7 +256,7 @@ class MultiHeadAttention(nn.Module):
     [
         ("scale_num_hiddens", "k.shape[-1] ** -0.5", "C ** -0.5"),
         ("swapped_projections", "@ self.value(x)", "@ k"),
-        ("unknown", "h(x) for h", "self.heads[0](x) for h"),
+        ("first_head", "h(x) for h", "self.heads[0](x) for h"),
     ],
 )
 def test_the_line_of_a_head_in_a_list(judged, id, old, new):
