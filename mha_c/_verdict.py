@@ -47,6 +47,8 @@ def verdict(file: str, name: Optional[str], kind: Optional[str], mask: Optional[
             elif line is not None and line.get("ok", 0) in (True, False, None):
                 return Verdict(line["ok"], str(line["text"]), dict(line["report"]))
             elif line is None or process.poll() is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # it may have closed its stdout, and go on
+                    process.wait(max(0.0, last - time.monotonic()))
                 return _of_none(file, process, seconds)
 
 

@@ -156,7 +156,7 @@ HOSTILE = {  # what stands before the right or the wrong function: (whether it i
     "import os; os._exit(0)": (False, None),
     "import atexit, os; atexit.register(lambda: os._exit(0))": (True, False),
     f"import os\nfor fd in range(1, 20):\n    try: os.write(fd, b'{LIE}')\n    except OSError: pass": (True, False),
-    "import os; os.closerange(3, 20)": (False, None),
+    "import os, time; os.closerange(3, 20); time.sleep(1)": (False, None),
     "import os; os.fork()": (True, False),
     "import json; json.dumps = lambda *_, **__: '{}'": (True, False),
     "import os, signal; os.kill(os.getpid(), 9)": (False, None),
