@@ -141,12 +141,12 @@ def _of_a_call(run: Run) -> tuple[Optional[Trace], list[Operation]]:
 def constructor_line(run: Run) -> list[OwnLine]:
     """The line of a class that makes torch's MultiheadAttention, and the same with batch_first=True."""
     found = line_of_class(run, r"MultiheadAttention\(.*\)\s*$")
-    said_otherwise = re.compile(r"batch_first\s*=\s*False")
-    return [
-        each._replace(should_be=said_otherwise.sub("batch_first=True", each.text)
-                      if said_otherwise.search(each.text) else re.sub(r"\)\s*$", ", batch_first=True)", each.text))
-        for each in found
-    ]  # fmt: skip
+    return [each._replace(should_be=_with_batch_first(each.text)) for each in found]
+
+
+def _with_batch_first(line: str) -> str:
+    line, n_changed = re.subn(r"batch_first\s*=\s*False", "batch_first=True", line)
+    return line if n_changed else re.sub(r"\)\s*$", ", batch_first=True)", line)
 
 
 def line_of_class(run: Run, pattern: str) -> list[OwnLine]:
