@@ -191,6 +191,7 @@ class AttentionModule(DecodingModule, Viewable):
     """
 
     empty_rows = "uniform"
+    _has_options = False  # whether each call of the core has options, those that nobody gave: see `_options`
 
     def __init__(self, empty_rows: Optional[str] = None) -> None:
         super().__init__()
@@ -257,33 +258,11 @@ class AttentionModule(DecodingModule, Viewable):
                 calls.check_rest(self, defaults, misnamed)
             if training is not None:
                 training = scalars.flag(training, "training")
-            asked = new_record(Asked, (valid_lens, keep_mask, bias, causal, training))
-            return self._called((queries, keys, values), asked, cache)
+            return called(self, (queries, keys, values), (valid_lens, keep_mask, bias, causal, training), cache)
         except (TypeError, ValueError) as error:
             if calls.is_refusal(error):  # in a traceback the caller's line comes next, not ours
                 raise error.with_traceback(None) from None
             raise
-
-    def _called(self, inputs: Any, asked: Asked, cache: Any) -> Tensor:
-        """One call of the core, if it can read all parts."""
-        queries, keys, values = inputs
-        parts = parts_for_core(self, queries, keys, values)
-        if parts is not None:
-            try:
-                valid_lens, keep_mask, bias, causal, training = asked
-                if cache is not None:
-                    steps = NewSteps.of(self, cache, inputs, asked)
-                    return core.call(self, parts, inputs, None, training, steps, queries.dtype)
-                corner = None if causal is False else core_corner(causal, queries, keys)
-                if keep_mask is not None or bias is not None:
-                    sizes = sizes_of(queries, keys)
-                    if sizes is not None:  # else the core refuses the inputs
-                        keep_mask, bias = self._checked_masks((keep_mask, bias), sizes)
-                options = self._options((corner, keep_mask, bias), inputs, parts)
-                return core.call(self, parts, inputs, valid_lens, training, None, None, options)
-            except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then by torch, or refused
-                pass
-        return self._otherwise(inputs, asked, cache)
 
     def _otherwise(self, inputs: Any, asked: Asked, cache: Any) -> Any:
         """A call that the core does not take as it is given: inputs are made plain tensors, then `choose` chooses."""
@@ -389,3 +368,32 @@ class AttentionModule(DecodingModule, Viewable):
             if "size mismatch" not in str(error):
                 raise
             raise StateShapeError(str(error)) from None
+
+
+def called(module: AttentionModule, inputs: Any, asked: tuple[Any, ...], cache: Any) -> Tensor:
+    """A call of a layer: one call of the core, if it can read all parts.
+
+    A function, since a method of a module is searched for at each call.
+
+    asked   the elements of an Asked, which a small call has no time to make
+    """
+    queries, keys, values = inputs
+    parts = parts_for_core(module, queries, keys, values)
+    if parts is not None:
+        try:
+            valid_lens, keep_mask, bias, causal, training = asked
+            if cache is not None:
+                steps = NewSteps.of(module, cache, inputs, Asked(*asked))
+                return core.call(module, parts, inputs, None, training, steps, queries.dtype)
+            corner = None if causal is False else core_corner(causal, queries, keys)
+            if keep_mask is not None or bias is not None:
+                sizes = sizes_of(queries, keys)
+                if sizes is not None:  # else the core refuses the inputs
+                    keep_mask, bias = module._checked_masks((keep_mask, bias), sizes)
+            options = None
+            if module._has_options or not (corner is keep_mask is bias is None):
+                options = module._options((corner, keep_mask, bias), inputs, parts)
+            return core.call(module, parts, inputs, valid_lens, training, None, None, options)
+        except (BufferError, TypeError, PackedForOthers):  # tried again in one type, then by torch, or refused
+            pass
+    return module._otherwise(inputs, Asked(*asked), cache)

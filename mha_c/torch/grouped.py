@@ -24,7 +24,7 @@ from ._call.turning import turned, turns
 from ._decoder.decoding import KeyValueCache, NewSteps
 from ._decoder.projected import ProjectedKeyValues, project
 from ._explained import explained
-from ._module import AttentionModule, leaf_of_a_graph
+from ._module import AttentionModule, called, leaf_of_a_graph
 from ._private import fused_attention
 from ._twins import twin
 
@@ -44,6 +44,7 @@ class RotatesHeads(AttentionModule):
     rope: bool
     empty_rows = "zero"
     _by_head = True
+    _has_options = True
 
     def _read_weights(self) -> Any:
         return self._shown(self.num_heads)
@@ -228,8 +229,7 @@ class GQAAttention(RotatesHeads):
                 corner = self._check_looks_back(causal)
             else:
                 corner = of_numpy.corner(self.causal, keys, valid_lens, causal)
-            asked = new_record(Asked, (valid_lens, keep_mask, bias, corner, None))
-            return self._called((queries, keys, values), asked, cache)
+            return called(self, (queries, keys, values), (valid_lens, keep_mask, bias, corner, None), cache)
         except Exception as error:
             inputs = {} if misnamed else {"queries": queries, "keys": keys, "values": values}
             refusal = self._in_our_words(error, inputs, valid_lens)
@@ -333,8 +333,7 @@ class CausalAttention(RotatesHeads):
             if cache is not None or valid_lens is not None or isinstance(X, Proxy):
                 counts = of_numpy.counted(cache, others, valid_lens)
             corner = "top_left" if cache is None else True
-            asked = new_record(Asked, (counts, keep_mask, bias, corner, None))
-            return self._called((X, X, X), asked, cache)
+            return called(self, (X, X, X), (counts, keep_mask, bias, corner, None), cache)
         except Exception as error:
             refusal = self._in_our_words(error, {} if misnamed else {"X": X})
             if refusal is error and error.__traceback__ is not None:
