@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
@@ -23,7 +22,7 @@ from ._decoder.caches import KeyValueCache, ProjectedKeyValues, by_name, check_s
 from ._decoder.rolling import options_of_rows
 from ._decoder.steps import DecodingLayer, check_cache
 from ._layer.call import AttentionLayer
-from ._layer.description import BOOK_NAMES, describe
+from ._layer.description import BOOK_NAMES, LOOKED, describe
 from ._layer.plan import Plan
 from ._recognize import THREE_LINES
 from .config import SECONDS, in_words, threads_of
@@ -126,8 +125,7 @@ def explain(call: Union[AttentionLayer, Callable[..., Any]], *args: Any, **optio
 
 def _why_left(call: Any) -> Optional[str]:
     """Why `convert` has left a module; None where it has not."""
-    looked: Any = getattr(sys.modules.get("mha_c.torch._readers.modules"), "LOOKED", {})
-    found = looked.get(call) if hasattr(call, "named_modules") else None
+    found = LOOKED.get(call) if hasattr(call, "named_modules") else None
     return None if found is None else str(found.reason)
 
 

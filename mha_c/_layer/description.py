@@ -6,8 +6,10 @@ torch is not imported here: a module is a layer like another.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple, Optional
 
+LOOKED: Any = weakref.WeakKeyDictionary()  # {module: what became of it}, of all that mha_c.torch.convert looked at
 BOOK_NAMES = "W_q", "W_k", "W_v", "W_o"
 # Names of the four projections: the book's, those of its GPT, those of variants.MultiHeadedSelfAttention.
 KNOWN_NAMES = (

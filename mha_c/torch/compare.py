@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._layer.description import LOOKED
 from .._layers_with_heads import in_eval_mode
 from .._recognize import THREE_LINES
 from ..config import processor, set_num_threads, threads_of
 from ._readers.converting import is_cores, is_ours
-from ._readers.modules import LOOKED
 from .convert import convert, of_arrays
 
 WIDE = 2  # times the lowest ratio, or the time of one thread: more is the machine's other work, not the module's

@@ -225,6 +225,12 @@ def test_imports(path):
             assert top in STANDARD or owner == module, f"{label(path)} imports {name}"
 
 
+def test_no_module_is_reached_by_the_name_of_its_file():
+    """What one part tells others without being imported stands below both."""
+    reached = re.compile(r"sys\.modules\b[^\n]*mha_c")
+    assert [label(path) for path in PYTHON_FILES if reached.search(path.read_text())] == []
+
+
 def imports_of_modules():
     """For each module of mha_c, those of them that it imports: for types, and inside functions, too."""
     names = {path: ".".join(("mha_c", *path.relative_to(PACKAGE).with_suffix("").parts)) for path in PYTHON_FILES}

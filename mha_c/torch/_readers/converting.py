@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from ..._layer.description import LOOKED
 from .._tensors import recorded_or_transformed
 from .candidates import first_to_read
 from .known import become_ours
-from .modules import LOOKED, is_read, prepare
+from .modules import is_read, prepare
 
 _PREPARES = "_reads_at_first_call"
 

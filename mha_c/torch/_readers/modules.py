@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._arguments.calls import is_refusal
+from ..._layer.description import LOOKED
 from .._call.inputs import without_graphs
 from .._private import CHECKPOINT, GLOBAL_HOOKS, is_checkpointed
 from .._reading.graph import Reading, Reason
@@ -38,7 +39,6 @@ MOST_OF_A_KEY = 5
 REFUSALS = (BufferError, MemoryError, Left, LeftThisTime)  # of a call, beside those that a check of ours raises
 STATE = "_state_of_mha_c"
 OTHERWISE: Any = object()
-LOOKED: Any = weakref.WeakKeyDictionary()  # {module: Looked}, of all that were looked at
 _reads = threading.local()
 
 

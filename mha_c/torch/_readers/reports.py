@@ -7,8 +7,9 @@ from typing import Any, Optional
 from torch import nn
 
 from ..._arguments.calls import refuses_at_the_call
+from ..._layer.description import LOOKED
 from .._reading.graph import Line
-from .modules import LOOKED, Looked, is_read
+from .modules import Looked, is_read
 
 _WAITS = "waits for its first call"
 _OURS = "core"
