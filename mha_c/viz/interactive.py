@@ -124,7 +124,7 @@ def view(
         "notes": notes,
         "panels": encoded,
         "chosen": _chosen(encoded[0], head, query),
-        **({} if (words := of_scripts()) is None else {"words": words}),
+        **of_scripts(),
     }
     return Page("view", data, _text(data, shown[0]), title, picture=lambda: _picture(shown[0]))
 

@@ -97,7 +97,7 @@ class Page:
         str
             HTML.
         """
-        return document(self.title, self.blob(number=0), self._script(0))
+        return document(self.title, self.blob(number=0), self._script(0), language=self.data.get("lang", "en"))
 
     def save(self, path: Union[str, Path]) -> Path:
         """Write one HTML file that opens from the disk, without network.  Equal pages give equal bytes.
@@ -173,7 +173,7 @@ def frame(inside: str, title: str, height: int = 780) -> str:
     return f'<iframe srcdoc="{source}" width="100%" height="{height}" style="border: 0" title="{title}"></iframe>'
 
 
-def document(title: str, blob: str, script: str, allowed: str = "") -> str:
+def document(title: str, blob: str, script: str, allowed: str = "", language: str = "en") -> str:
     """A whole HTML file.  Its policy allows the script in `blob`, the sources in `allowed`, and no other script."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (
@@ -181,7 +181,7 @@ def document(title: str, blob: str, script: str, allowed: str = "") -> str:
         "base-uri 'none'; form-action 'none'"
     )
     template, style = asset(FOLDER / "document.html"), asset(FOLDER / "document.css")
-    return template.format(policy=policy, title=html.escape(title), style=style, blob=blob)
+    return template.format(policy=policy, title=html.escape(title), style=style, blob=blob, language=language)
 
 
 def as_javascript(data: Any) -> str:

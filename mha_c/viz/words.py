@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any, Optional
+from typing import Any
 
 from .. import _language
 from .page import FOLDER, SCRIPTS, asset
@@ -55,10 +55,10 @@ def said(english: str, **fields: Any) -> str:
     return OF_PYTHON.get(_language.chosen, {}).get(english, english).format(**fields)
 
 
-def of_scripts() -> Optional[dict[str, str]]:
-    """{text of the scripts of a view: the same in the reader's language}; None for English."""
+def of_scripts() -> dict[str, Any]:
+    """What the data of a page say of its language: its name, {a text of the scripts: the same}; nothing of English."""
     column = COLUMNS.get(_language.chosen)
-    return None if column is None else _table(column)
+    return {} if column is None else {"lang": _language.chosen, "words": _table(column)}
 
 
 @cache

@@ -236,6 +236,8 @@ def test_the_page_speaks_the_readers_language(in_chinese, weights):
     assert not re.search("[a-z]{3}", re.sub("the|cat|sat", "", page.text)), page.text
     sources = "".join(page_module.asset(page_module.FOLDER / name) for name in page_module.SCRIPTS["view"][0])
     said = set(re.findall(r'\bT\(\s*"((?:[^"\\]|\\.)*)"', sources))
-    assert len(said) > 20 and said <= {*page.data["words"]}
+    assert len(said) > 20 and said <= {*page.data["words"]} and '<html lang="zh">' in page.html()
+    assert '<html lang="en">' in teach.steps(*weights(3, 3, 3)).html()  # players speak English
     teach.set_language("en")
-    assert "words" not in view(weights(2, 3, 3)).data
+    page = view(weights(2, 3, 3))
+    assert "words" not in page.data and '<html lang="en">' in page.html()
