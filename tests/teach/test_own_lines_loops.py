@@ -146,3 +146,30 @@ def test_a_layer_of_groups_by_the_name_of_the_functions_kind(judged, right, wron
     assert answer.ok is (not right), answer
     if right:
         assert answer.lines[0].number == TORCH[: TORCH.index(right)].count("\n") + 1, answer
+
+
+WHILE = """
+import numpy as np
+
+
+def with_axes(mask):
+    while mask.ndim < 4:
+        mask = np.expand_dims(mask, 1)
+    return mask
+
+
+def attention(q, k, v, mask=None):
+    scores = q @ k.swapaxes(1, 2) / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores * with_axes(mask)[:, 0]
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+"""
+
+
+def test_a_changed_line_of_a_loop_without_end_is_tried_and_ends(judged):
+    """`mask = mask` in place of `mask = np.expand_dims(mask, 1)` never ends; no change mends this mistake, so all are tried."""
+    answer = judged(WHILE, "attention", kind="dot_product").judged[0].answer
+    assert answer.mistakes == ["mask_zero"] and [each.text for each in answer.lines] == [
+        "scores = scores * with_axes(mask)[:, 0]"
+    ]

@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import SequenceMatcher
 from functools import lru_cache
 from time import process_time
@@ -29,6 +29,7 @@ from .noting import Place, functions_noted, written_by_them
 _MOST = 400  # changes that are tried for one answer: none of some 300 that were found was beyond the 340th
 _MORE = 150  # and after the first that makes all right, for one that costs less
 _PATIENCE = 1.5  # seconds of the processor that they may take, where a call is slow
+_LINES = 20_000  # that run before a changed loop counts as endless: calls with probes run some hundred
 _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
 
 
@@ -60,6 +61,7 @@ def mended(run: Run, form: BookForm, places: Sequence[Place], id: str = "", shar
     """
     end = process_time() + share * _PATIENCE
     lines = _lines_that_ran(run)
+    ending = _loops_end if any(each.may_loop for each in _functions_of(run)) else nullcontext
     right = [output(function(form), inputs) for inputs in run.probes]
     tried: set[Any] = set()
     for of in dict.fromkeys((id, id if id in _AS_IT_IS else "")):
@@ -71,7 +73,9 @@ def mended(run: Run, form: BookForm, places: Sequence[Place], id: str = "", shar
             if change[1:] in tried or (found is not None and change.cost >= found.cost):
                 continue
             tried.add(change[1:])
-            if _is_right_with(run, right, change):
+            with ending():
+                is_right = _is_right_with(run, right, change)
+            if is_right:
                 found, most = change, min(most, len(tried) + _MORE)
         if found is not None:
             line = found.of.line(found.number).strip()
@@ -178,6 +182,29 @@ def _instead(theirs: FunctionType, code: CodeType) -> Iterator[None]:
         theirs.__code__ = own
 
 
+@contextmanager
+def _loops_end() -> Iterator[None]:
+    """While it is entered, a loop without end, which a changed line may make of `while`, ends with an error."""
+    left = _LINES
+
+    def count(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise TimeoutError
+        return count
+
+    def enter(frame: Any, event: str, _: Any) -> Any:
+        return count if written_by_them(frame.f_code.co_filename) else None
+
+    old = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(old)
+
+
 # ---- the functions that lines stand in -------------------------------------------------------------------------------
 
 
@@ -194,6 +221,7 @@ class _Function:
         of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
         self._names = Scope([x for x in _variables(made.__code__) if x != "self"], attributes, of_file)
         tree = ast.parse("".join(self._text))
+        self.may_loop = any(isinstance(x, ast.While) for x in ast.walk(tree))
         nodes: list[Any] = [x for x in ast.walk(tree) if isinstance(x, (ast.expr, ast.stmt, ast.slice))]
         self._nodes = [x for x in nodes if getattr(x, "lineno", 0) == getattr(x, "end_lineno", -1)]
         self._changes: dict[tuple[int, str], list[tuple[int, _Candidate]]] = {}
