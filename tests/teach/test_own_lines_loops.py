@@ -168,7 +168,7 @@ def attention(q, k, v, mask=None):
 
 
 def test_a_changed_line_of_a_loop_without_end_is_tried_and_ends(judged):
-    """`mask = mask` in place of `mask = np.expand_dims(mask, 1)` never ends; no change mends this mistake, so all are tried."""
+    """`mask = mask` in place of `mask = np.expand_dims(mask, 1)` never ends; nothing mends it, so all are tried."""
     answer = judged(WHILE, "attention", kind="dot_product").judged[0].answer
     assert answer.mistakes == ["mask_zero"] and [each.text for each in answer.lines] == [
         "scores = scores * with_axes(mask)[:, 0]"
