@@ -33,8 +33,8 @@ def test_one_file_that_asks_for_nothing(page):
 @pytest.mark.by_day("state", "width", together=1)
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 @pytest.mark.parametrize(("width", "schemes"), [(390, ["light", "dark"]), (1280, ["dark", "light"])])
-def test_every_part_fits_phone_and_desk_in_light_and_dark(play, state, width, schemes):
-    shown = play(state, width, schemes[0])
+def test_every_part_fits_phone_and_desk_in_light_and_dark(turn, state, width, schemes):
+    shown = turn(state, width, schemes[0])
     for scheme in schemes:
         shown.browser.scheme(scheme)
         shown.settle()
@@ -89,8 +89,8 @@ def test_the_keyboard_alone_reaches_and_changes_everything(play):
 # --- Attend ------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_drawn_with_a_seed_are_numpys(play):
-    q, k, v = inputs(play("from=drawn&n=5&m=7&d=3&draw=12"))
+def test_numbers_drawn_with_a_seed_are_numpys(turn):
+    q, k, v = inputs(turn("from=drawn&n=5&m=7&d=3&draw=12"))
     draw = np.random.RandomState(12)
     for found, rows in ((q, 5), (k, 7), (v, 7)):
         np.testing.assert_array_equal(found[0], draw.standard_normal((rows, 3)).round(1).astype(np.float32))
@@ -141,8 +141,8 @@ def test_the_books_examples_show_what_the_book_prints(turn, state, printed):
     assert results(turn(state), "output").tolist() == [printed]
 
 
-def test_a_sentence_can_be_read_whenever_there_is_one(play):
-    shown = play("from=drawn")
+def test_a_sentence_can_be_read_whenever_there_is_one(turn):
+    shown = turn("from=drawn")
     assert "Sentence" not in shown.texts(".mhac-root .mhac-root .mhac-choice")
     type_into(shown, "Start from", "sentence")
     shown.settle()
@@ -151,8 +151,8 @@ def test_a_sentence_can_be_read_whenever_there_is_one(play):
     assert shown.texts(".mhac-word")[:3] == ["the", "cat", "sat"]
 
 
-def test_choosing_an_example_shows_it(play):
-    shown = play("ch=all")
+def test_choosing_an_example_shows_it(turn):
+    shown = turn("ch=all")
     type_into(shown, "Start from", "toy-additive")
     assert results(shown, "output").tolist() == [[2, 3, 4, 5]]
     type_into(shown, "item of the batch", 1)
@@ -169,8 +169,8 @@ def test_choosing_an_example_shows_it(play):
     ("window left", "1", {"window": (1, None)}), ("right", "2", {"window": (None, 2)}), ("scale", "2", {"scale": 2.0}),
     ("softcap", "0.5", {"softcap": 0.5}), ("dropout", "0.5", {"dropout": 0.5, "rng": 0}),
 ])  # fmt: skip
-def test_every_change_shows_at_once(play, label, value, options):
-    shown = play("text=the+cat+sat+down")
+def test_every_change_shows_at_once(turn, label, value, options):
+    shown = turn("text=the+cat+sat+down")
     q, k, v = inputs(shown)
     before = results(shown, "output")
     type_into(shown, label, value)
@@ -182,8 +182,8 @@ def test_every_change_shows_at_once(play, label, value, options):
     assert not np.array_equal(results(shown, "output"), before)
 
 
-def test_a_cell_explains_itself_with_its_numbers(play):
-    shown = play("text=a+b+c&d=2&row=1&column=2&q=1,0;2,1;0,0&k=1,1;0,1;3,-1&v=1,2;3,4;5,6")
+def test_a_cell_explains_itself_with_its_numbers(turn):
+    shown = turn("text=a+b+c&d=2&row=1&column=2&q=1,0;2,1;0,0&k=1,1;0,1;3,-1&v=1,2;3,4;5,6")
     score, weight, output = shown.texts(".mhac-arith")
     assert score == "(2.00 · 3.00 + 1.00 · (−1.00)) / √2 = 3.5355"
     scores = np.array([3, 1, 5]) / np.sqrt(2)
@@ -235,8 +235,8 @@ def test_a_number_that_is_changed_is_computed_with(play):
     ("softcap", "-1", "“softcap” must be a number above 0, got -1"),
     ("Sentence", "  ", "Write a sentence: there is no word to look at."),
 ])  # fmt: skip
-def test_what_cannot_be_is_said_and_no_old_picture_stays(play, label, value, said):
-    shown = play("ch=all")
+def test_what_cannot_be_is_said_and_no_old_picture_stays(turn, label, value, said):
+    shown = turn("ch=all")
     type_into(shown, label, value)
     assert shown.texts(".mhac-trouble")[0].startswith(said)
     assert shown.texts(".mhac-arith") == [] and shown.texts(".mhac-value") == []
@@ -245,17 +245,17 @@ def test_what_cannot_be_is_said_and_no_old_picture_stays(play, label, value, sai
     assert shown.texts(".mhac-trouble") == [] and len(shown.texts(".mhac-arith")) == 3
 
 
-def test_more_words_than_can_be_shown_are_refused(play):
-    shown = play("text=" + "+".join(f"w{i}" for i in range(33)))
+def test_more_words_than_can_be_shown_are_refused(turn):
+    shown = turn("text=" + "+".join(f"w{i}" for i in range(33)))
     assert shown.texts(".mhac-trouble") == ["33 words: at most 32 can be shown here."]
-    assert len(play("text=" + "+".join(f"w{i}" for i in range(32))).texts(".mhac-arith")) == 3
+    assert len(turn("text=" + "+".join(f"w{i}" for i in range(32))).texts(".mhac-arith")) == 3
 
 
 @pytest.mark.parametrize(("label", "value"), [("scores", "additive"), ("Start from", "nadaraya"), ("dropout", "0.5"),
                                               ("feature of the output", "2"), ("Language", "de")])  # fmt: skip
-def test_a_field_that_changes_the_form_keeps_the_focus(play, label, value):
+def test_a_field_that_changes_the_form_keeps_the_focus(turn, label, value):
     """Arrow keys in a list choose again and again."""
-    shown = play("ch=all")
+    shown = turn("ch=all")
     shown.run(
         "[...R.querySelectorAll('.mhac-field')].find((f) => f.firstChild.textContent === arguments[0])"
         ".querySelector('input, select').focus()",
@@ -266,8 +266,8 @@ def test_a_field_that_changes_the_form_keeps_the_focus(play, label, value):
     assert now == ("Sprache" if label == "Language" else label) + value
 
 
-def test_the_dark_comes_while_the_page_is_open(play):
-    shown = play("text=good+day&d=2")
+def test_the_dark_comes_while_the_page_is_open(turn):
+    shown = turn("text=good+day&d=2")
     light = shown.colours(".mhac-boards canvas")
     shown.browser.scheme("dark")
     shown.browser.until(lambda: shown.run("return R.querySelector('.mhac-root').dataset.theme") == "dark")
@@ -276,8 +276,8 @@ def test_the_dark_comes_while_the_page_is_open(play):
     assert len(common) < len(light) / 4
 
 
-def test_an_address_that_is_not_understood_says_so(play):
-    shown = play("kind=cosine&heads=2&window=7")
+def test_an_address_that_is_not_understood_says_so(turn):
+    shown = turn("kind=cosine&heads=2&window=7")
     assert shown.texts(".mhac-trouble") == ["Not understood in the address: kind=cosine, window=7"]
     assert len(shown.texts(".mhac-card-name")) == 3
 

@@ -44,8 +44,8 @@ def test_numbers_whose_sums_are_infinite_are_refused_in_words(turn):
     assert "too large" in shown.texts(".mhac-trouble")[0]
 
 
-def test_a_wrong_field_says_what_is_wrong(play):
-    shown = play("from=drawn")
+def test_a_wrong_field_says_what_is_wrong(turn):
+    shown = turn("from=drawn")
     type_into(shown, "features", "99")
     assert shown.texts(".mhac-wrong") == ["a whole number from 1 to 16"]
     assert (
@@ -67,9 +67,9 @@ def test_hidden_keys_have_no_rank(turn):
 # --- States and races ------------------------------------------------------------------------------------------------
 
 
-def test_every_state_can_be_left_by_an_edit(play):
+def test_every_state_can_be_left_by_an_edit(turn):
     """Two heads and five features once had no tables to edit, nor fields that helped."""
-    shown = play("from=drawn&heads=2&d=5")
+    shown = turn("from=drawn&heads=2&d=5")
     assert shown.texts(".mhac-trouble") == ["5 features cannot be split into 2 heads"]
     type_into(shown, "features", "4")
     assert shown.texts(".mhac-trouble") == [] and len(shown.texts(".mhac-arith")) == 3
@@ -110,8 +110,8 @@ def test_a_player_keeps_its_step_when_a_slider_moves(play):
     assert shown.text(".mhac-step").startswith("4 / 13")
 
 
-def test_lengths_that_are_wrong_take_nothing_else_with_them(play):
-    shown = play("part=gradients&len=99")
+def test_lengths_that_are_wrong_take_nothing_else_with_them(turn):
+    shown = turn("part=gradients&len=99")
     assert "“lengths” must be a whole number from 0 to 10" in shown.run("return R.textContent")
     shown.browser.size(900, 700)  # nothing is drawn that is not there
     shown.settle()
@@ -161,9 +161,9 @@ def test_a_link_for_the_projector_shows_what_the_key_shows(play):
 
 
 @pytest.mark.parametrize("chapter", ["pooling", "dot", "additive", "heads", "masks", "root", "cost"])
-def test_the_projector_has_no_small_words(play, chapter):
+def test_the_projector_has_no_small_words(turn, chapter):
     """Controls, and what a picture says beside its drawings, are read in the last row; 12 pixels were not."""
-    shown = play(f"ch={chapter}&p=1", 1024)
+    shown = turn(f"ch={chapter}&p=1", 1024)
     small = shown.run(
         "return [...R.querySelectorAll('.mhac-fields *, .mhac-lanes-of > p')].filter((e) => e.offsetParent"
         " && e.childNodes.length && e.firstChild.nodeType === 3 && parseFloat(getComputedStyle(e).fontSize) < 16)"

@@ -74,15 +74,12 @@ return [picture.top, picture.bottom, box('.mhac-explained').bottom, stage.scroll
 @pytest.mark.by_day("chapter", "language", together=1)
 @pytest.mark.parametrize("chapter", IDS)
 @pytest.mark.parametrize("language", ["en", "de", "zh", "tr"])
-def test_picture_and_formula_stand_on_the_first_screen(play, chapter, language):
+def test_picture_and_formula_stand_on_the_first_screen(turn, chapter, language):
     for width, height in ((1024, 768), (1280, 720), (390, 844)):
         if language != "en" and width == 1280:
             continue
         for scheme in ("light", "dark") if language == "en" else ("light",):
-            shown = play(f"ch={chapter}&lang={language}", width, scheme)
-            shown.browser.size(width, height)
-            shown.settle()
-            shown.settle()
+            shown = turn(f"ch={chapter}&lang={language}", width, scheme, height)
             top, picture, formula, wide, high, drawn = shown.run(WHERE)
             assert drawn and wide <= 1 and high <= 0 and shown.overflow() == 0
             if width > 390:
@@ -100,9 +97,9 @@ def test_picture_and_formula_stand_on_the_first_screen(play, chapter, language):
     ("additive", "ArrowDown", "key 4"),
     ("heads", "ArrowRight", "Head 1, la"), ("masks", "ArrowRight", "did: 7 keys"), ("root", "ArrowLeft", "d = 256"),
 ])  # fmt: skip
-def test_a_chapter_by_keyboard_alone(play, chapter, key, said):
+def test_a_chapter_by_keyboard_alone(turn, chapter, key, said):
     """Digits open it, arrows change it, what has changed is announced; fewer than 12 stops lie before the picture."""
-    shown = play("ch=cost")
+    shown = turn("ch=summary")
     shown.press(str(1 + IDS.index(chapter)))
     shown.browser.until(lambda: shown.run("return R.activeElement && R.activeElement.className") == "mhac-picture")
     assert shown.browser.run("return location.hash").startswith(f"#ch={chapter}")
@@ -174,8 +171,8 @@ def test_back_takes_a_change_back_and_reset_gives_the_preset(play, clock):
     assert shown.texts(".mhac-arith") == start
 
 
-def test_a_hand_drags_the_query(play):
-    shown = play("ch=pooling")
+def test_a_hand_drags_the_query(turn):
+    shown = turn("ch=pooling")
     left, top, width, height = shown.box(".mhac-picture canvas")
     shown.browser.drag((left + width * 0.3, top + height / 2), (left + width * 0.8, top + height / 2))
     at = lambda: re.search(r"at=([\d.]+)", shown.browser.run("return location.hash"))  # noqa: E731
@@ -253,8 +250,8 @@ return low;
 @pytest.mark.by_day("address", "scheme", together=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("address", ["ch=dot", "ch=heads", "ch=summary", "ch=all", "part=gradients", "part=tiles"])
-def test_text_has_a_contrast_of_four_and_a_half_and_borders_of_three(play, address, scheme):
-    shown = play(address, 1024, scheme)
+def test_text_has_a_contrast_of_four_and_a_half_and_borders_of_three(turn, address, scheme):
+    shown = turn(address, 1024, scheme)
     shown.run("R.querySelectorAll('details').forEach((each) => each.open = true)")
     shown.settle()
     assert shown.run(CONTRAST) == []

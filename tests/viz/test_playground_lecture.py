@@ -158,10 +158,10 @@ def test_root(numbers, d, factor):
         close([found["here"][name]["entropy"], found["here"][name]["jacobian"]], expected, atol=2e-4)  # scores up to 90
 
 
-def test_rows_of_the_padding_are_grey(play):
+def test_rows_of_the_padding_are_grey(turn):
     """One line through a row of the scores has many colours, one through a row of the padding those of its cells and of
     the gaps between them."""
-    shown = play("ch=masks&len=6&causal=no")
+    shown = turn("ch=masks&len=6&causal=no")
     scores = ".mhac-grid[data-name=S] canvas"
     width, height = shown.run("const c = R.querySelector(arguments[0]); return [c.width, c.height]", scores)
     words, padding = (
@@ -212,8 +212,8 @@ def test_what_a_formula_says_is_so(turn, address):
 
 
 @pytest.mark.parametrize("generation", [None, "1.0.3", "0.17.6"])
-def test_the_layer_that_is_copied_computes_what_is_shown(play, monkeypatch, generation):
-    shown = play("ch=heads&heads=4")
+def test_the_layer_that_is_copied_computes_what_is_shown(turn, monkeypatch, generation):
+    shown = turn("ch=heads&heads=4")
     if generation:
         package = types.ModuleType("d2l")
         package.torch = needs.d2l(generation)

@@ -24,20 +24,21 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "state", ["", "causal=top_left", "left=1&right=1", "kind=additive&len=7", "kind=distance&width=2"]
 )
-def test_blocks_joined_are_the_one_call(play, state):
-    shown = play(f"part=tiles&block=3&{state}")
+def test_blocks_joined_are_the_one_call(turn, state):
+    shown = turn(f"part=tiles&block=3&{state}")
     blocks, apart = re.match(r"Joined from (\d+) blocks, .* by at most (.*)\.$", shown.text(".mhac-fact")).groups()
     assert blocks == "4" and float(apart) < 1e-6
     assert shown.text(".mhac-step").startswith("1 / 13   Scores of this tile, keys 0 to 2")
-    shown.browser.until(
-        lambda: shown.run("return R.activeElement && R.activeElement.classList.contains('mhac-player')")
-    )
+    shown.focus(".mhac-player")
     shown.press("ArrowRight")
     assert shown.text(".mhac-step").startswith("2 / 13   New maximum")
 
 
 def test_the_sum_and_the_maximum_of_each_step_are_those_of_the_formula(play):
     shown = play("part=tiles&block=1&text=a+b&d=2&q=1,0;2,1&k=1,1;3,-1&v=1,2;3,4")
+    shown.browser.until(
+        lambda: shown.run("return R.activeElement && R.activeElement.classList.contains('mhac-player')")
+    )
     first, second = np.array([1, 3]) / np.sqrt(2)
     alpha = f"{np.exp(first - second):.2f}"
     for _ in range(4):
@@ -48,8 +49,8 @@ def test_the_sum_and_the_maximum_of_each_step_are_those_of_the_formula(play):
     )
 
 
-def test_gradients_are_the_packages_and_hidden_keys_have_none(play):
-    shown = play("part=gradients&causal=top_left&row=3&feature=1&heads=2&head=1")
+def test_gradients_are_the_packages_and_hidden_keys_have_none(turn):
+    shown = turn("part=gradients&causal=top_left&row=3&feature=1&heads=2&head=1")
     found = results(shown, "How much each key moves it (length of its gradient)")
     names = run_python(python_of(shown))
     q, k, v = names["q"], names["k"], names["v"]
@@ -91,7 +92,8 @@ def test_the_picture_is_what_is_drawn(play, state):
     )
     picture = needs.module("matplotlib.image").imread(io.BytesIO(base64.b64decode(address.partition(",")[2])))
     assert min(picture.shape[:2]) > 200
-    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 100
+    colours = np.rint(255 * picture).astype(np.int64) @ 256 ** np.arange(picture.shape[2])
+    assert len(np.unique(colours)) > 100
 
 
 WATCH = """
@@ -130,8 +132,8 @@ def test_a_phone_names_the_words_that_a_row_asks_for(play):
 @pytest.mark.parametrize(
     ("language", "first"), [("en", "Pooling by distance"), ("de", "Mitteln nach Abstand"), ("zh", "按距离汇聚")]
 )
-def test_the_lecture_ends_with_what_was_seen(play, language, first):
-    shown = play(f"ch=cost&lang={language}", 1024)
+def test_the_lecture_ends_with_what_was_seen(turn, language, first):
+    shown = turn(f"ch=cost&lang={language}", 1024)
     assert not re.search("[。！？] .", shown.text(".mhac-says")), "no space behind a full stop in Chinese"
     assert not re.search(r"[。！？] .|[\u4e00-\u9fff]\.", " ".join(shown.texts(".mhac-folds .mhac-note")))
     shown.browser.size(1024, 768)
@@ -190,19 +192,24 @@ def test_every_text_has_its_words_in_every_language():
 @pytest.mark.parametrize(("language", "attend", "why"), [
     ("de", "Gewicht", "Softmax in Blöcken"), ("zh", "权重", "分块的 softmax"), ("tr", "Ağırlık", "Bloklarla softmax"),
 ])  # fmt: skip
-def test_the_page_speaks(play, turn, language, attend, why):
-    shown = play("text=good+day")
+def test_the_page_speaks(turn, language, attend, why):
+    shown = turn("text=good+day")
     type_into(shown, "Language", language)
     assert attend in shown.texts(".mhac-explained h2")
     assert shown.run("return R.querySelector('.mhac-root').lang") == language
     assert "“good” looks at" not in shown.run("return R.textContent")
-    for state in STATES.values():
-        shown = turn(f"lang={language}&{state}", 390)
-        assert shown.overflow() == 0
-        shown.browser.size(1280, 900)
-        shown.settle()
-        assert shown.overflow() == 0
     assert why in turn(f"lang={language}&part=tiles").texts(".mhac-choice")
+
+
+@pytest.mark.by_day("state", "language", together=1)
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+@pytest.mark.parametrize("language", ["de", "zh", "tr"])
+def test_every_part_fits_phone_and_desk_in_every_language(turn, state, language):
+    shown = turn(f"lang={language}&{state}", 390)
+    assert shown.overflow() == 0
+    shown.browser.size(1280, 900)
+    shown.settle()
+    assert shown.overflow() == 0
 
 
 def test_an_own_layer_is_computed_by_the_page(page, show):
