@@ -16,6 +16,14 @@ Number = TypeVar("Number", bound=np.generic)
 Operand = TypeVar("Operand")
 Stream = TypeVar("Stream")
 Array = NDArray[Any]
+DType = np.dtype[Any]
+PackedLinear = tuple[Array, Optional[Array], tuple[int, int]]  # a projection for the core: weight, bias, their sizes
+Rows = Union[tuple[int, int], Array]  # of a joint weight: (first, number), or their numbers
+LayerOptions = Optional[tuple[Any, ...]]  # what a layer's call has beyond lengths: _core.pyi
+Heads = Union[int, tuple[int, int]]  # of all; or of queries, and of keys and values
+Turn = tuple[Array, Array]  # cosines and sines of steps, which rotate queries and keys
+Counts = Union[int, Array]  # numbers of steps: one for all items, or (B,)
+Masks = tuple[Optional[Array], Optional[Array]]  # keep_mask and bias
 
 EmptyRows = Literal["zero", "uniform"]
 Corner = Literal["top_left", "bottom_right"]

@@ -22,10 +22,8 @@ from .errors import ShapeError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._types import Array, Real
+    from ._types import Array, DType, PackedLinear, Real
 
-    DType = np.dtype[Any]
-    Packed = tuple[Array, Optional[Array], tuple[int, int]]
     States = dict[str, "State"]
 
 Shown = TypeVar("Shown")
@@ -54,8 +52,8 @@ class State:
     ) -> None:
         self.name, self.out_features, self.in_features, self.has_bias = name, out_features, in_features, has_bias
         self.weight, self.bias = _frozen(weight), _frozen(bias)
-        self._packed: dict[tuple[str, str], Packed] = {}
-        self._parts: dict[tuple[str, str], tuple[Packed, ...]] = {}
+        self._packed: dict[tuple[str, str], PackedLinear] = {}
+        self._parts: dict[tuple[str, str], tuple[PackedLinear, ...]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without the packed form, which depends on this process's instruction set and on alignment.
@@ -64,7 +62,7 @@ class State:
     def replace(self, weight: Array, bias: Optional[Array]) -> State:
         return State(self.name, weight.shape[0], weight.shape[1], self.has_bias, weight, bias)
 
-    def packed(self, dtype: DType) -> Packed:
+    def packed(self, dtype: DType) -> PackedLinear:
         """The triple (packed weight, bias, (out_features, in_features)) that the core takes, in `dtype`."""
         if self.weight is None or self.in_features is None:
             raise ValueError(f"{self.name} is not initialised yet: call the layer once, or load_state_dict")
@@ -76,7 +74,7 @@ class State:
             packed = self._packed[key] = weight, bias, (self.out_features, self.in_features)
         return packed
 
-    def packed_parts(self, dtype: DType, n: int) -> tuple[Packed, ...]:
+    def packed_parts(self, dtype: DType, n: int) -> tuple[PackedLinear, ...]:
         """The same for n parts of the rows, each of which is a projection of its own."""
         weight, bias = self.weight, self.bias
         if weight is None:

@@ -10,7 +10,7 @@ from . import core_refusals
 from .arrays import ragged, to_array
 
 if TYPE_CHECKING:
-    from .._types import Array
+    from .._types import Array, Masks
 
 
 def to_keep_mask(value: Any) -> Array:
@@ -60,7 +60,7 @@ def sizes_of(queries: Any, keys: Any) -> Any:
     return (*queries.shape[:2], keys.shape[1])
 
 
-def of_layer(keep_mask: Any, bias: Any, sizes: Any, n_heads: Optional[int]) -> tuple[Any, Any]:
+def of_layer(keep_mask: Any, bias: Any, sizes: Optional[tuple[int, int, int]], n_heads: Optional[int]) -> Masks:
     """keep_mask and bias of a NumPy layer's call, None where there is none; the other arguments are those of
     `by_heads`, sizes None where they are not known."""
     keep = None if keep_mask is None else to_keep_mask(keep_mask)

@@ -19,9 +19,8 @@ from .names import listed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .._types import EmptyRows, RngLike
+    from .._types import DType, EmptyRows, RngLike
 
-    DType = np.dtype[Any]
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any, Optional, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import numpy as np
 
@@ -22,13 +22,12 @@ from ..errors import ShapeError
 from .span import Span
 
 if TYPE_CHECKING:
-    from .._types import Array
+    from .._types import Array, Counts
     from ..linear import State
 
     Kept = TypeVar("Kept", bound="ProjectedKeyValues")
 
     Weights = tuple[Optional[Array], ...]  # W_k.weight, W_k.bias, W_v.weight, W_v.bias
-    Counts = Union[int, Array]  # numbers of steps: one for all items, or (B,)
 
 
 LINE = 64  # bytes of a cache line

@@ -5,8 +5,8 @@ One new step is a step of the core (`steps.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from .caches import most
 from .span import mask_of_steps
 
 if TYPE_CHECKING:
-    from .._types import Array
-    from .caches import Counts, KeyValueCache
+    from .._types import Array, Counts, Heads, LayerOptions, Masks, PackedLinear, Turn
+    from .caches import KeyValueCache
 
 LEAST, MOST = 64, 512  # queries of a part: its mask has so many times as many bytes as it has keys
 
@@ -65,14 +65,14 @@ def places(cache: KeyValueCache, counts: Counts, n_new: int) -> tuple[Array, Arr
 class RollingLayer(NamedTuple):
     """What the core has of a layer whose steps these are."""
 
-    projections: Any  # of queries, keys, values, result
-    w_v: Any
-    num_heads: Any  # or (of queries, of keys)
-    turn: Any  # cosines and sines of the new steps
+    projections: tuple[Optional[PackedLinear], ...]  # of queries, keys, values, result
+    w_v: Optional[Array]
+    num_heads: Heads
+    turn: Optional[Turn]  # cosines and sines of the new steps
 
 
 def attend(
-    cache: KeyValueCache, inputs: Any, layer: RollingLayer, counts: Counts, masks: Optional[tuple[Any, Any]] = None
+    cache: KeyValueCache, inputs: Sequence[Array], layer: RollingLayer, counts: Counts, masks: Optional[Masks] = None
 ) -> tuple[Array, Placed]:
     """(out, what its attention weights are computed from); the new rows go to their places in the cache.
 
@@ -108,12 +108,12 @@ def attend(
     return out, Placed(tuple(pieces), most(cache._steps + counts))
 
 
-def options_of_rows(cache: KeyValueCache, after: Counts, masks: tuple[Any, Any]) -> Any:
+def options_of_rows(cache: KeyValueCache, after: Counts, masks: Masks) -> LayerOptions:
     """The core's options of a step, whose masks have a column for each step: see `_core.layer_step`."""
     steps = cache._span.steps_of_rows(after)[:, : cache._rows(after)] if cache._span.rolls else None
     return (None, *(mask_of_steps(mask, steps) for mask in masks))
 
 
-def _rows(mask: Any, queries: slice) -> Any:
+def _rows(mask: Optional[Array], queries: slice) -> Optional[Array]:
     """The rows of some queries, which a mask may have in common."""
     return mask if mask is None or mask.shape[-2] == 1 else mask[..., queries, :]

@@ -15,7 +15,7 @@ import numpy as np
 from .._arguments import scalars
 
 if TYPE_CHECKING:
-    from .._types import Array
+    from .._types import Array, Counts
 
 
 class Span(NamedTuple):
@@ -60,7 +60,7 @@ class Span(NamedTuple):
         few = np.clip(self.sinks - steps, 0, counts)
         return few if isinstance(few, np.ndarray) and few.ndim else int(few)
 
-    def steps_of_rows(self, n_steps: Any) -> Array:
+    def steps_of_rows(self, n_steps: Counts) -> Array:
         """The steps that lie in the rows after n_steps, a number or (B,): (1 or B, rows) of int64, -1 where none is."""
         row, n = np.arange(self.rows), np.reshape(n_steps, (-1, 1))
         if not self.rolls or not self.window:
@@ -70,7 +70,7 @@ class Span(NamedTuple):
         first = row < self.sinks
         return np.where(np.where(first, row < n, later >= 0), np.where(first, row, self.sinks + later), -1)
 
-    def kept(self, steps: Array, after: Any) -> Array:
+    def kept(self, steps: Array, after: Counts) -> Array:
         """Whether these steps (1 or B, n) are still in the cache after so many."""
         n = np.reshape(after, (-1, 1))
         there = (steps >= 0) & (steps < n)
@@ -83,7 +83,7 @@ class Span(NamedTuple):
         return near & (key >= 0) & (key <= query)
 
 
-def mask_of_steps(mask: Any, steps: Optional[Array]) -> Any:
+def mask_of_steps(mask: Optional[Array], steps: Optional[Array]) -> Optional[Array]:
     """A mask of new steps and all steps, (n, steps) or (B or 1, H or 1, n, steps), with the columns of the keys at
     `steps`, (1 or B, K), -1 where there is none; None: all, in order."""
     if mask is None or steps is None or mask.shape[-1] == 1:

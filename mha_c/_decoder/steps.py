@@ -32,7 +32,7 @@ from .caches import (
 )
 
 if TYPE_CHECKING:
-    from .._types import Array, Causal
+    from .._types import Array, Causal, Counts, Masks
     from ..linear import State, States
     from .caches import Weights
 
@@ -117,7 +117,9 @@ class DecodingLayer(AttentionLayer):
                 parameters.states = states = {**states, **drawn}
         return [states.get(name) for name in inputs]
 
-    def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Any, Any]:
+    def _projected_arguments(
+        self, kv: ProjectedKeyValues, values: Any, valid_lens: Any
+    ) -> tuple[Array, Any, Optional[Array]]:
         """Keys, values and lengths of a call with `kv`; ValueError if other weights made it."""
         if kv._values is not None and values is not None:
             raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
@@ -126,7 +128,9 @@ class DecodingLayer(AttentionLayer):
         lens = kv._valid_lens if valid_lens is None else to_lengths(valid_lens)
         return kv._keys, values if kv._values is None else kv._values, lens
 
-    def _step(self, cache: KeyValueCache, inputs: tuple[Any, ...], given: MaskArguments, training: Any) -> Any:
+    def _step(
+        self, cache: KeyValueCache, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool]
+    ) -> Any:
         queries, keys, values = inputs
         self._check_looks_back(given.causal)
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
@@ -171,14 +175,22 @@ class DecodingLayer(AttentionLayer):
 
         return self._with_plan(arrays, check, run)
 
-    def _seen_of_steps(self, given: MaskArguments, cache: KeyValueCache, counts: Any, n_steps: int) -> Any:
+    def _seen_of_steps(
+        self, given: MaskArguments, cache: KeyValueCache, counts: Counts, n_steps: int
+    ) -> Optional[Masks]:
         """keep_mask and bias, if one is given, of a call with a cache, whose keys are all steps: the new ones too."""
         if given.keep_mask is given.bias is None:
             return None
         sizes = cache.batch, n_steps, most(cache._steps + counts)
         return masks.of_layer(given.keep_mask, given.bias, sizes, self._num_heads if self._by_head else None)
 
-    def _call(self, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool], cache: Any = None) -> Any:
+    def _call(
+        self,
+        inputs: tuple[Any, ...],
+        given: MaskArguments,
+        training: Optional[bool],
+        cache: Optional[KeyValueCache] = None,
+    ) -> Any:
         if cache is not None:
             return self._step(cache, inputs, given, training)
         queries, keys, values = inputs

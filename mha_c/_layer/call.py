@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .._decoder.caches import KeyValueCache
-    from .._types import Array, Causal, Real, RngLike
+    from .._types import Array, Causal, Counts, DType, LayerOptions, PackedLinear, Real, RngLike, Rows, Turn
     from ..linear import States
 
 
@@ -53,8 +53,8 @@ class Inputs(NamedTuple):
     queries: Array
     keys: Array
     values: Array
-    valid_lens: Any
-    options: Any
+    valid_lens: Optional[Array]
+    options: LayerOptions
 
 
 class Record(NamedTuple):
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
     plan: Plan
     inputs: tuple[Array, Array, Array]
-    turn: Any
+    turn: Optional[Turn]
     out: Array  # read only where there is no W_o, and then a copy: callers may change their result (`out += x`)
     kept: Kept
     dropout: float
@@ -93,7 +93,9 @@ class AttentionLayer(Planned, Viewable):
         super().__init__(states, dtype, rng)
         # (saved by the core, whether tensors went in, and the elements of an Inputs where these are small)
         self._last: Optional[tuple[Any, ...]] = None
-        self._shown: dict[str, Any] = {}  # the attention weights that were read, and of which call
+        self._shown: dict[
+            str, tuple[Any, dict[bool, Array]]
+        ] = {}  # the attention weights that were read, and of which call
 
     @property
     def empty_rows(self) -> str:
@@ -164,7 +166,13 @@ class AttentionLayer(Planned, Viewable):
                 raise error.with_traceback(None) from None
             raise
 
-    def _call(self, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool], cache: Any = None) -> Any:
+    def _call(
+        self,
+        inputs: tuple[Any, ...],
+        given: MaskArguments,
+        training: Optional[bool],
+        cache: Optional[KeyValueCache] = None,
+    ) -> Any:
         queries, keys, values = inputs
         if values is None:
             raise calls.missing(type(self).__name__, queries=queries, keys=keys, values=values)
@@ -176,27 +184,30 @@ class AttentionLayer(Planned, Viewable):
 
     def _asked(
         self, queries: Any, keys: Any, values: Any = None, valid_lens: Any = None, *, causal: Causal = False,
-        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Any = None,
-    ) -> tuple[tuple[Any, ...], MaskArguments, Optional[bool], Any]:  # fmt: skip
+        keep_mask: Any = None, bias: Any = None, training: Optional[bool] = None, cache: Optional[KeyValueCache] = None,
+    ) -> tuple[tuple[Any, ...], MaskArguments, Optional[bool], Optional[KeyValueCache]]:  # fmt: skip
         """What a call with these arguments computes, for mha_c.explain: the arguments of `_call`."""
         return (queries, keys, values), MaskArguments(valid_lens, causal, keep_mask, bias), training, cache
 
-    def _turn(self, first: Any, n_steps: int, dtype: Any) -> Any:
+    def _turn(self, first: Counts, n_steps: int, dtype: Any) -> Optional[Turn]:
         """What turns queries and keys of n steps from `first` on, if something does: see `_core.layer_step`."""
         return None
 
-    def _options(self, queries: Array, keys: Array, causal: Any, keep_mask: Any = None, bias: Any = None) -> Any:
+    def _options(
+        self, queries: Array, keys: Array, causal: Causal, keep_mask: Optional[Array] = None,
+        bias: Optional[Array] = None,
+    ) -> LayerOptions:  # fmt: skip
         """The core's options of a call: see `_core.layer_forward`."""
         corner = core_corner(causal, queries, keys)
         turn = None
         if self._turns:
             rows = [x.shape[1] for x in (queries, keys) if x.ndim == 3]
             turn = self._turn(0, max(rows, default=0), queries.dtype)
-        if turn is keep_mask is bias is None:
+        if turn is None and keep_mask is bias is None:
             return corner and CORNERS[corner]
         return corner, keep_mask, bias, turn
 
-    def _given_options(self, given: MaskArguments, queries: Array, keys: Array) -> tuple[Any, Any]:
+    def _given_options(self, given: MaskArguments, queries: Array, keys: Array) -> tuple[Optional[Array], LayerOptions]:
         """(lengths, options) as the core takes them, of what a user gives."""
         keep_mask = bias = None
         if given.keep_mask is not None or given.bias is not None:
@@ -206,7 +217,7 @@ class AttentionLayer(Planned, Viewable):
         return None if given.valid_lens is None else to_lengths(given.valid_lens), options
 
     def _run(
-        self, inputs: tuple[Array, Array, Array], given: MaskArguments, training: Any, as_tensor: bool,
+        self, inputs: tuple[Array, Array, Array], given: MaskArguments, training: Optional[bool], as_tensor: bool,
         projected: Sequence[str] = (),
     ) -> Any:  # fmt: skip
         """`projected` names the projections that keys and values have been through already: W_k, or W_k and W_v."""
@@ -227,7 +238,12 @@ class AttentionLayer(Planned, Viewable):
         return self._with_plan(inputs, check, run)
 
     def _run_training(
-        self, plan: Plan, inputs: tuple[Array, Array, Array], lens: Any, options: Any, as_tensor: bool
+        self,
+        plan: Plan,
+        inputs: tuple[Array, Array, Array],
+        lens: Optional[Array],
+        options: LayerOptions,
+        as_tensor: bool,
     ) -> Any:
         p = self._dropout._p
         seed = partial(scalars.draw_seed, self._rng) if p else 0  # drawn behind all checks: a refused call draws none
@@ -245,7 +261,7 @@ class AttentionLayer(Planned, Viewable):
             self._child._last = saved, as_tensor
         return like_input(out, True) if as_tensor else out
 
-    def _packed(self, states: States, dtype: Any) -> tuple[Any, ...]:
+    def _packed(self, states: States, dtype: DType) -> tuple[Optional[PackedLinear], ...]:
         """The projections W_q, W_k, W_v, W_o."""
         return tuple(states[name].packed(dtype) if name in states else None for name in self._roles)
 
@@ -264,7 +280,7 @@ class AttentionLayer(Planned, Viewable):
         return state
 
     @property
-    def _inputs(self) -> Any:
+    def _inputs(self) -> Optional[tuple[Any, ...]]:
         """The elements of an Inputs: what the last call was given; None where it was large, and in a copy."""
         return (self._last or ())[2:] or None
 
@@ -340,7 +356,7 @@ class AttentionLayer(Planned, Viewable):
                     self._parameters.add_grad(name, gradient)
         return tuple(grad if grad is None else like_input(grad, record.as_tensor) for grad in grads[:3])
 
-    def _rows(self, states: States) -> Any:
+    def _rows(self, states: States) -> Optional[tuple[Rows, ...]]:
         """Which rows of one weight W_q, W_k and W_v are, if they are: see `_core.layer_forward`."""
         return None
 

@@ -98,7 +98,7 @@ class Trained:
     """
 
     training = False
-    _record: Any = None  # what `backward` needs of the last call; copies and pickles have none
+    _record: Optional[object] = None  # what `backward` needs of the last call; copies and pickles have none
 
     @refuses_at_the_call
     def train(self: Self, mode: bool = True) -> Self:

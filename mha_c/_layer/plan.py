@@ -13,7 +13,7 @@ from .description import BOOK_NAMES
 from .module import Layer
 
 if TYPE_CHECKING:
-    from .._types import Array
+    from .._types import Array, DType
     from ..linear import States
 
 NO_WAY_BACK = (
@@ -31,7 +31,7 @@ class Plan:
 
     def __init__(
         self,
-        dtype: Any,
+        dtype: DType,
         states: States,
         isa: str,
         in_core: tuple[Any, Any, Any, Any],

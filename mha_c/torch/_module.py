@@ -41,7 +41,8 @@ from ._weights.last import Assigned, Last, restored
 from .masking import masked_softmax
 
 if TYPE_CHECKING:
-    from .._types import Causal
+    from .._types import Causal, Counts, Heads, Rows, Turn
+    from ._call.packed import Packed
 
 
 def leaf_of_a_graph(module: nn.Module, inputs: Any, **named: Any) -> Any:
@@ -105,7 +106,7 @@ class DecodingModule(ShowsWeights):
     """A layer whose calls with a cache are one call of the core; `frozen` packs its weights for it."""
 
     _layout: Layout  # of the class
-    _frozen: Any = None  # a Packed
+    _frozen: Optional[Packed] = None
     _by_head = False  # whether attention_weights has an axis for the heads
     num_heads = 1
 
@@ -113,10 +114,10 @@ class DecodingModule(ShowsWeights):
         """The layer's parameters with queries, keys and values in their places."""
         return parameters
 
-    def _check_looks_back(self, causal: Causal = None) -> Any:
+    def _check_looks_back(self, causal: Causal = None) -> Optional[bool]:
         """ValueError if a step of this layer may see later ones."""
 
-    def _head_counts(self) -> Any:
+    def _head_counts(self) -> Heads:
         """How many heads: a number, or (of queries, of keys and values)."""
         return self.num_heads
 
@@ -124,12 +125,12 @@ class DecodingModule(ShowsWeights):
         """Features of a head that is turned by its position; 0: none is."""
         return 0
 
-    def _turn(self, first: Any, n_steps: int, dtype: torch.dtype) -> Any:
+    def _turn(self, first: Counts, n_steps: int, dtype: torch.dtype) -> Optional[Turn]:
         """Cosines and sines of n steps from `first` on, a number or (B,), as the core takes them; None: none."""
         features = self._turned_features()
         return turn_for_core(first, n_steps, features, dtype) if features else None
 
-    def _rows_of_joint(self, parameters: LayerParameters) -> Any:
+    def _rows_of_joint(self, parameters: LayerParameters) -> Optional[tuple[Rows, ...]]:
         """Which rows W_q, W_k and W_v have of one weight, (first, number) each; None where they are three."""
         return None
 
@@ -139,7 +140,7 @@ class DecodingModule(ShowsWeights):
         keep_mask, bias = masks
         return masks_of(keep_mask, bias, sizes, heads)
 
-    def _with_checked_masks(self, inputs: Any, asked: Asked) -> Asked:
+    def _with_checked_masks(self, inputs: LayerInputs, asked: Asked) -> Asked:
         if asked.keep_mask is asked.bias is None:
             return asked
         sizes = sizes_of(*inputs[:2])
@@ -292,7 +293,7 @@ class AttentionModule(DecodingModule, Viewable):
         found = in_one_call(self, way, parts, inputs, asked, steps)
         return self._general(inputs, asked, projected, steps, plain) if found is None else found
 
-    def _leaf(self, inputs: Any, asked: Asked, cache: Any) -> Any:
+    def _leaf(self, inputs: LayerInputs, asked: Asked, cache: Optional[KeyValueCache]) -> Any:
         named = {"causal": asked.causal or None, "keep_mask": asked.keep_mask, "bias": asked.bias}
         named = {**named, "training": asked.training, "cache": cache}
         return leaf_of_a_graph(self, (*inputs, asked.valid_lens), **named)

@@ -65,10 +65,10 @@ class Parts(NamedTuple):
 
     parameters: LayerParameters
     holder: dict[str, Any]  # state of the module that shows the weights
-    dropout: Any
+    dropout: Optional[nn.Module]
     packed: Optional[Packed]  # what `frozen` has packed of these parameters
 
-    def in_one_type(self, inputs: LayerInputs, options: Options = PLAIN_OPTIONS) -> tuple[Parts, Any, Options]:
+    def in_one_type(self, inputs: LayerInputs, options: Options = PLAIN_OPTIONS) -> tuple[Parts, LayerInputs, Options]:
         """Parts, inputs and options in the type that the core computes in: float32 for 16-bit floats, also mixed with
         float32.
 
@@ -80,7 +80,7 @@ class Parts(NamedTuple):
         queries, keys, values = inputs
         named = {"queries": queries, "keys": keys, "values": values, "bias": options.bias}
         common = common_type(**named, parameters=tuple(self.parameters))
-        found: list[Any] = []
+        found: list[Optional[Tensor]] = []
         for i, x in enumerate(self.parameters):
             same = next(j for j in range(i + 1) if self.parameters[j] is x)  # what is one stays one
             found.append(found[same] if same < i else None if x is None else x.to(common))
@@ -122,7 +122,7 @@ def parts_in_python(module: Any, attention_alone: bool = False) -> Optional[Part
 
 def plain_parameters(module: Any, attention_alone: bool = False) -> Optional[LayerParameters]:
     """The parameters of the layer's linear children; None where one of them does something else than its class."""
-    found: list[Any] = [None] * 9
+    found: list[Optional[Tensor]] = [None] * 9
     slots = _layout_in_python(type(module), exporting())[1]
     for slot, name in attention_slots(slots) if attention_alone else slots:
         linear = module._modules.get(name)

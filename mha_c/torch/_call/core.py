@@ -22,8 +22,8 @@ _INT64 = torch.int64
 
 
 def call(
-    module: Any, parts: Any, inputs: LayerInputs, valid_lens: Any, training: Any, steps: Any = None, dtype: Any = None,
-    options: Optional[Options] = None,
+    module: Any, parts: tuple[Any, ...], inputs: LayerInputs, valid_lens: Any, training: Optional[bool],
+    steps: Any = None, dtype: Optional[torch.dtype] = None, options: Optional[Options] = None,
 ) -> Tensor:  # fmt: skip
     """The output.
 
@@ -59,7 +59,7 @@ def call(
         )
         if records:
             tape: Kept = new_record(Kept, kept)
-            masks: Any = ()
+            masks: tuple[Optional[Tensor], ...] = ()
             if options is not None:
                 masks, options = options.masks, options.without_masks()
             done = new_record(LayerCall, (tape.lengths, heads, empty_rows, p, tape.seed, options))

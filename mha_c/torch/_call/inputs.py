@@ -16,10 +16,10 @@ from .._tensors import check_devices, check_inputs, common_type, exporting, is_c
 from .._weights.lazy import LazyWeights, computed
 from .checks import check_options, check_sizes, checked_lengths, rank_of
 from .children import is_plain
-from .records import Asked
+from .records import Asked, LayerInputs
 
 
-def checked_inputs(owner: str, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
+def checked_inputs(owner: str, queries: Any, keys: Any, values: Any, valid_lens: Any) -> LayerInputs:
     """The inputs, checked where torch's own errors are unclear; lazy attention weights become plain tensors."""
     calls.check_order(owner, keys, values, valid_lens)
     named = {"queries": queries, "keys": keys, "values": values}
@@ -51,7 +51,7 @@ def children_of(module: Any, projected: bool) -> dict[int, Any]:
     return {slot: getattr(module, name) for slot, name in slots if not (projected and slot in (1, 2))}
 
 
-def check_call(module: Any, children: dict[int, Any], inputs: Any, asked: Asked) -> Any:
+def check_call(module: Any, children: dict[int, Any], inputs: LayerInputs, asked: Asked) -> Optional[Tensor]:
     """What the core would refuse, refused before sizes are set and children are called; the lengths as a tensor.
 
     children    those of the call, of `children_of`
@@ -62,7 +62,7 @@ def check_call(module: Any, children: dict[int, Any], inputs: Any, asked: Asked)
     return None if lens is None else checked_lengths(lens, queries, keys.shape[-2])
 
 
-def _check_children(module: Any, children: dict[int, Any], inputs: Any, asked: Asked) -> None:
+def _check_children(module: Any, children: dict[int, Any], inputs: LayerInputs, asked: Asked) -> None:
     queries, keys, values = inputs
     weights = tuple(child.weight for child in children.values() if is_plain(child))  # others may never be read
     named = {"queries": queries, "keys": keys, "values": values}
@@ -81,7 +81,7 @@ def _check_children(module: Any, children: dict[int, Any], inputs: Any, asked: A
     check_sizes(queries, keys, values, sizes, module.num_heads)
 
 
-def _sizes(linear: Any, n_features: Optional[int]) -> Any:
+def _sizes(linear: Any, n_features: Optional[int]) -> Optional[tuple[int, Optional[int]]]:
     """(out_features, in_features) of a projection; None where there is none, or where it fits all that comes."""
     if linear is None or (n_features is None and isinstance(linear, nn.LazyLinear)):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -10,13 +10,16 @@ from ... import _core
 from .._tensors import array
 from .records import LayerParameters
 
+if TYPE_CHECKING:
+    from ..._types import PackedLinear
+
 
 class Packed(NamedTuple):
     """Weights packed for the kernels; `layer_parts` uses them while parameters and instruction set are the same."""
 
     isa: str
     parameters: LayerParameters
-    ready: Any  # (packed, bias, (out_features, in_features)) or None, for each projection; the bias is read at the call
+    ready: tuple[Optional[PackedLinear], ...]  # of each projection; the bias is read at the call
 
     @classmethod
     def of(cls, module: Any, parameters: LayerParameters) -> Packed:

@@ -11,21 +11,24 @@ another device, TypeError of types that differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
 
 from ..._core import layer_parts
 from .._private import observed, quickly_on_cpu
 from .._tensors import PLAIN
 
 
-def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Any:
+def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Optional[tuple[Any, ...]]:
     """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
     if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or observed():
         return None
     return layer_parts(module, module._layout) if quickly_on_cpu(queries) else None
 
 
-def readable(tensors: Sequence[Any], dtype: Any = None, mask: Any = None) -> bool:
+def readable(tensors: Sequence[Any], dtype: Optional[torch.dtype] = None, mask: Optional[Tensor] = None) -> bool:
     """Whether the core can read them, tensors or None, as far as their classes tell, and the device of the first, where
     all must be; where a dtype is given, also whether all but the mask are of it.
 

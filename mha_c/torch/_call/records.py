@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from ..._arguments.scalars import LateSeed
 from .._tensors import mask_for_core, optional_array
 
 if TYPE_CHECKING:
-    from ..._types import Causal, Corner, EmptyRows
-Heads = Union[int, tuple[int, int]]  # of all; or of queries, and of keys and values
+    from ..._types import Causal, Corner, EmptyRows, Heads, Rows
 LayerInputs = tuple[Tensor, Tensor, Tensor]  # queries, keys and values, checked
 
 
@@ -52,15 +52,15 @@ class LayerParameters(NamedTuple):
     def weights(self) -> tuple[Optional[Tensor], ...]:
         return self[:4]
 
-    def projections(self, rows: Any = None) -> list[Any]:
+    def projections(self, rows: Optional[Sequence[Rows]] = None) -> list[Optional[Drop]]:
         """W_q, W_k, W_v, W_o as functions, None where there is none; rows: those of the first three in a joint one."""
-        found: list[Any] = []
+        found: list[Optional[Drop]] = []
         for W, b, some in zip(self[:4], self[4:8], (*(rows or (None,) * 3), None)):
             W, b = (x if x is None or some is None else _taken(x, some) for x in (W, b))
             found.append(None if W is None else partial(linear, weight=W, bias=b))
         return found
 
-    def apart(self, rows: Any) -> LayerParameters:
+    def apart(self, rows: Sequence[Rows]) -> LayerParameters:
         """With W_q, W_k and W_v by themselves, which have these rows of a joint weight."""
         found = [x if x is None else _taken(x, some) for x, some in zip((*self[:3], *self[4:7]), (*rows, *rows))]
         return LayerParameters(*(*found[:3], self.W_o, *found[3:], self.b_o, self.w_v))
@@ -70,7 +70,7 @@ class LayerParameters(NamedTuple):
         return self._replace(W_k=None, W_v=None, b_k=None, b_v=None)
 
 
-def _taken(x: Tensor, rows: Any) -> Tensor:
+def _taken(x: Tensor, rows: Rows) -> Tensor:
     """These rows of x: (first, number), or their numbers."""
     return x.narrow(0, *rows) if type(rows) is tuple else x[torch.as_tensor(rows)]
 
@@ -82,7 +82,7 @@ class Options(NamedTuple):
     keep_mask: Optional[Tensor] = None
     bias: Optional[Tensor] = None
     turn: Any = None  # cosines and sines, as arrays; kept of a compiled call: the features of a head, 0 for none
-    rows: Any = None  # which W_q, W_k and W_v have of a joint weight
+    rows: Optional[tuple[Rows, ...]] = None  # which W_q, W_k and W_v have of a joint weight
 
     def for_core(self, in_rows: bool) -> Options:
         """As the core takes them; in_rows: weights are the parameters, not packed, each of W_q, W_k, W_v by itself."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from .._tensors import float32_if_half
 from . import formulas
+
+if TYPE_CHECKING:
+    from ..._types import Corner
 
 
 class Scored(NamedTuple):
@@ -19,10 +22,11 @@ class Scored(NamedTuple):
     w_v: Optional[Tensor]
     valid_lens: Optional[Tensor]
     empty_rows: str
-    causal: Any = None
+    causal: Optional[Corner] = None
     keep_mask: Optional[Tensor] = None
     bias: Optional[Tensor] = None
-    rows: Any = None  # (row_max, row_sum) of a call that an operator computed: it computes the weights as well
+    # (row_max, row_sum) of a call that an operator computed: it computes the weights as well.
+    rows: Optional[tuple[Tensor, Tensor]] = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -30,7 +34,7 @@ class Scored(NamedTuple):
         return (*self.q.shape[:3], self.k.shape[2])
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         return self.q.device
 
     def is_ready(self) -> bool:
@@ -66,11 +70,11 @@ class Computed(NamedTuple):
     numbers: Tensor
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> torch.Size:
         return self.numbers.shape
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         return self.numbers.device
 
     def is_ready(self) -> bool:

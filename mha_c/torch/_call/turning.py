@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,27 +11,32 @@ from torch import Tensor
 
 from .._tensors import FLOATS, elsewhere, recorded_or_transformed
 
+if TYPE_CHECKING:
+    from ..._types import Array, Counts, Turn
+
 TABLE = 64  # positions of a table: a step of one position computes none of its own
 
 
-def turn_for_core(first: Any, n_steps: int, features: int, dtype: torch.dtype) -> Any:
+def turn_for_core(first: Counts, n_steps: int, features: int, dtype: torch.dtype) -> Turn:
     """Cosines and sines of n steps from `first` on, a number or (B,), as the core takes them."""
     kind = torch.float64 if dtype is torch.float64 else torch.float32
     if isinstance(first, int):
         default, at = torch.get_default_dtype(), first % TABLE
         if first and at + n_steps <= TABLE:
-            return tuple(x[at : at + n_steps] for x in _table(first - at, TABLE, features, default, kind))
+            cos, sin = _table(first - at, TABLE, features, default, kind)
+            return cos[at : at + n_steps], sin[at : at + n_steps]
         return _table(first, n_steps, features, default, kind)
-    return tuple(x.squeeze(1).to(kind).numpy() for x in _turns(_places(first, n_steps), features))
+    cos, sin = _turns(_places(first, n_steps), features)
+    return cos.squeeze(1).to(kind).numpy(), sin.squeeze(1).to(kind).numpy()
 
 
 @lru_cache(maxsize=16)  # all layers of a model ask for the same at each step
-def _table(first: int, n_steps: int, features: int, default: torch.dtype, dtype: torch.dtype) -> Any:
-    angles = _turns(torch.arange(first, first + n_steps, dtype=torch.float32, device="cpu"), features)
-    return tuple(x.to(dtype).numpy() for x in angles)
+def _table(first: int, n_steps: int, features: int, default: torch.dtype, dtype: torch.dtype) -> Turn:
+    cos, sin = _turns(torch.arange(first, first + n_steps, dtype=torch.float32, device="cpu"), features)
+    return cos.to(dtype).numpy(), sin.to(dtype).numpy()
 
 
-def turns(x: Tensor, first: Any = 0) -> tuple[Tensor, Tensor]:
+def turns(x: Tensor, first: Counts = 0) -> tuple[Tensor, Tensor]:
     """(cosines, sines) of the angles (T, D/2) of x (B, H, T, D), whose positions begin with `first`; (B, 1, T, D/2) if
     each item has its own."""
     if isinstance(first, int):
@@ -41,7 +46,7 @@ def turns(x: Tensor, first: Any = 0) -> tuple[Tensor, Tensor]:
     return _turns(at, x.shape[-1])
 
 
-def _places(first: Any, n_steps: int) -> Tensor:
+def _places(first: Array, n_steps: int) -> Tensor:
     """(B, 1, T): the positions of n steps from `first` (B,) on."""
     return torch.from_numpy((first[:, None, None] + np.arange(n_steps)).astype(np.float32))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from .._tensors import PLAIN, array, check_inputs, elsewhere, mask_for_core, opt
 from .._twins import twin
 from .._weights.last import OfSteps
 
+if TYPE_CHECKING:
+    from ..._types import Array, Counts, Heads
+
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 NO_GRADIENT = "{} is not differentiable: call it under torch.no_grad(), or project with gradients enabled"
 
@@ -37,7 +40,7 @@ class Held(NamedTuple):
     @classmethod
     def by(cls, module: Any) -> Held:
         """All parameters and buffers of the children W_k and W_v of a layer."""
-        weights: list[Any] = []
+        weights: list[Optional[Tensor]] = []
         before = ""  # one child may project both
         for slot, name in module._layout.slots:
             if slot in (1, 2) and name != before:
@@ -55,11 +58,11 @@ class Held(NamedTuple):
         return Held, (self.weights, self.states if changed else None)
 
 
-def _all_of(module: nn.Module) -> list[Any]:
+def _all_of(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _state(weight: Any) -> Any:
+def _state(weight: Optional[Tensor]) -> Any:
     """A state that differs after each change; `weight.data = other` changes only the address."""
     if weight is None:
         return None
@@ -67,7 +70,7 @@ def _state(weight: Any) -> Any:
     return version, weight.data_ptr() if type(weight) in PLAIN else 0
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: Optional[Tensor], b: Optional[Tensor]) -> bool:
     if a is None or b is None:
         return a is b
     return bool(a.device == b.device and a.dtype is b.dtype and torch.equal(a, b))
@@ -120,7 +123,7 @@ class KeyValueCache(caches.KeyValueCache):
         kind: Any = np.float64 if keys.dtype is torch.float64 else np.float32
         return [torch.from_numpy(x) for x in self._room((keys.shape[2], values.shape[2]), np.dtype(kind))]
 
-    def _write(self, keys: Tensor, values: Tensor, counts: Any) -> None:
+    def _write(self, keys: Tensor, values: Tensor, counts: Counts) -> None:
         """New steps go to their places, on any device."""
         for room, rows in zip(self._rooms(keys, values), (keys, values)):
             if isinstance(self._steps, int) and isinstance(counts, int) and not self._span.rolls:
@@ -162,7 +165,7 @@ class StepKeys(NamedTuple):
     values: Tensor
     valid_lens: Optional[Tensor]
     masks: tuple[Optional[Tensor], Optional[Tensor]]  # keep_mask and bias of these keys
-    steps: Any  # of the keys, where they lie in another order: (1 or B, K); else None
+    steps: Optional[Array]  # of the keys, where they lie in another order: (1 or B, K); else None
     n_steps: int
 
 
@@ -170,14 +173,14 @@ class NewSteps(NamedTuple):
     """The new steps of a call with a cache; see DecodingLayer.new_cache of the NumPy layers."""
 
     cache: KeyValueCache
-    num_heads: Any  # a number, or (of queries, of keys and values)
+    num_heads: Heads
     n_steps: int
-    counts: Any  # how many of them count, of each item
+    counts: Counts  # how many of them count, of each item
     module: Any
     masks: tuple[Optional[Tensor], Optional[Tensor]]  # keep_mask, bias: a row for each new step, a column for each step
 
     @classmethod
-    def of(cls, module: Any, cache: Any, inputs: Any, asked: Asked) -> NewSteps:
+    def of(cls, module: Any, cache: KeyValueCache, inputs: tuple[Any, ...], asked: Asked) -> NewSteps:
         check_cache(module, cache, asked.training)
         if asked.causal is not False:
             check_causal_steps(asked.causal)
@@ -200,13 +203,14 @@ class NewSteps(NamedTuple):
             masks = module._checked_masks(masks, (cache.batch, n_steps, caches.most(cache._steps + counts)))
         return new_record(cls, (cache, module._head_counts(), n_steps, counts, module, masks))
 
-    def _masks_of(self, steps: Any) -> Any:
+    def _masks_of(self, steps: Optional[Array]) -> tuple[Optional[Tensor], Optional[Tensor]]:
         """The masks of keys that belong to these steps, (1 or B, K), -1 where there is none; None: to all in order."""
         if steps is None or self.masks[0] is self.masks[1] is None:
             return self.masks
-        return tuple(x if x is None else masks_of_steps(x, steps) for x in self.masks)
+        keep_mask, bias = (x if x is None else masks_of_steps(x, steps) for x in self.masks)
+        return keep_mask, bias
 
-    def _options(self, parameters: LayerParameters, weights: Any, steps: Any) -> Optional[Options]:
+    def _options(self, parameters: LayerParameters, weights: Any, steps: Optional[Array]) -> Optional[Options]:
         rows = self.module._rows_of_joint(parameters) if weights is parameters else None
         if rows is None and self.masks[0] is self.masks[1] is None:
             return None
@@ -217,7 +221,7 @@ class NewSteps(NamedTuple):
         """Whether each new step sees all that the cache holds up to it, so that lengths tell what they see."""
         return not self.cache._span.rolls or self.n_steps <= 1
 
-    def one_by_one(self, inputs: LayerInputs) -> Iterator[tuple[NewSteps, Any]]:
+    def one_by_one(self, inputs: LayerInputs) -> Iterator[tuple[NewSteps, LayerInputs]]:
         """(NewSteps, inputs) of one new step after another."""
         for i in range(self.n_steps):
             counts = 1 if isinstance(self.counts, int) else (self.counts > i).astype(np.int64)
@@ -304,7 +308,7 @@ def _row(mask: Tensor, i: int) -> Tensor:
     return mask if mask.shape[-2] == 1 else mask[..., i : i + 1, :]
 
 
-def masks_of_steps(mask: Tensor, steps: Any) -> Tensor:
+def masks_of_steps(mask: Tensor, steps: Array) -> Tensor:
     """A mask (B or 1, H or 1, n, steps) with the columns of these steps, (1 or B, K), in their order."""
     if mask.shape[-1] == 1:
         return mask
