@@ -15,7 +15,7 @@ import book_models
 import mha_c.d2l
 import mha_c.torch
 import needs
-from notebook import LENS, additive, equal_under_patch, multi_head, numbers, same_under_patch
+from notebook import LENS, additive, equal_under_patch, multi_head, same_under_patch, wave
 
 # --- Names of d2l that a notebook replaces -------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def test_functions_of_d2l_that_are_replaced(d2l, name, when, monkeypatch):
         return found.flip(-1) if "transpose" in name else found.pow(2) if name == "masked_softmax" else found * 0.5
 
     def notebook(d2l):
-        x, lens, found = numbers(2, 4, 8), torch.tensor(LENS), []
+        x, lens, found = wave(2, 4, 8), torch.tensor(LENS), []
         modules = multi_head(d2l), additive(d2l), d2l.DotProductAttention(0.0)
         for replaced in (False, True, False):
             with monkeypatch.context() as patch:
@@ -66,12 +66,12 @@ def test_functions_of_d2l_that_are_replaced(d2l, name, when, monkeypatch):
     equal_under_patch(d2l, notebook)
     if when == "before":
         monkeypatch.setattr(d2l, name, mine)
-        equal_under_patch(d2l, lambda d2l: [multi_head(d2l)(*[numbers(2, 4, 8)] * 3, torch.tensor(LENS))])
+        equal_under_patch(d2l, lambda d2l: [multi_head(d2l)(*[wave(2, 4, 8)] * 3, torch.tensor(LENS))])
 
 
 def test_functions_replaced_under_a_compiler(d2l, monkeypatch):
     with mha_c.d2l.patch(d2l):
-        m, x, original = multi_head(d2l).eval(), numbers(2, 4, 8), d2l.masked_softmax
+        m, x, original = multi_head(d2l).eval(), wave(2, 4, 8), d2l.masked_softmax
         compiled = torch.compile(m, backend="eager")
         with torch.no_grad():
             plain = m(x, x, x, None)
@@ -110,7 +110,7 @@ def test_classes_taken_while_patched_go_on(d2l):
 def test_a_method_put_into_the_object(d2l, name):
     if book_models.is_eager(d2l):
         pytest.skip("0.17 has functions")
-    m, x = multi_head(d2l), numbers(2, 4, 8)
+    m, x = multi_head(d2l), wave(2, 4, 8)
     before, old = m(x, x, x, None), getattr(m, name)
     setattr(m, name, lambda X: old(X).flip(-1))
     after = m(x, x, x, None)
@@ -133,7 +133,7 @@ def test_an_attention_is_a_module_of_d2l():
             def loss(self, y_hat, y):
                 return (y_hat - y).square().mean()
 
-        m, x = Mine(8, 2, 0.0, lr=0.3), numbers(2, 4, 8)
+        m, x = Mine(8, 2, 0.0, lr=0.3), wave(2, 4, 8)
         m.plot = lambda *args, **named: None
         assert isinstance(m, d2l.Module) and isinstance(multi_head(d2l), d2l.Module)
         assert m.hparams == {"num_hiddens": 8, "num_heads": 2, "dropout": 0.0, "lr": 0.3} and m.board is not None
@@ -153,7 +153,7 @@ def test_an_attention_is_a_module_of_d2l():
 
 def test_bias_as_a_number(d2l):
     def notebook(d2l):
-        sizes, x = (8,) * 3 if book_models.is_eager(d2l) else (), numbers(2, 4, 8)
+        sizes, x = (8,) * 3 if book_models.is_eager(d2l) else (), wave(2, 4, 8)
         modules = [d2l.MultiHeadAttention(*sizes, 8, 2, 0.0, bias) for bias in (0, 1, True)]
         assert [m.W_o.bias is not None for m in modules] == [False, True, True]
         return [m(x, x, x, None) for m in modules]
@@ -205,7 +205,7 @@ def test_patch_before_d2l_is_imported(version, way, monkeypatch, capsys):
         own = sys.modules["d2l.torch"].MultiHeadAttention.__mro__
         assert (mha_c.torch.MultiHeadAttention in own) == (way != "unpatch")
         if way != "unpatch":
-            x = numbers(2, 4, 8)
+            x = wave(2, 4, 8)
             assert multi_head(d2l)(x, x, x, torch.tensor(LENS)).shape == (2, 4, 8)
     mha_c.d2l.unpatch()
     assert not issubclass(d2l.MultiHeadAttention, mha_c.torch.MultiHeadAttention)

@@ -10,7 +10,7 @@ import book_models
 import mha_c.d2l
 import mha_c.torch
 import needs
-from notebook import LENS, additive, multi_head, numbers, same_under_patch
+from notebook import LENS, additive, multi_head, same_under_patch, wave
 
 
 def book_forward(d2l):
@@ -33,7 +33,7 @@ def test_a_forward_that_assigns_attention_weights(d2l, where, monkeypatch):
             kind = type("Mine", (kind,), {"forward": forward})
         elif where == "class":  # add_to_class
             patch.setattr(kind, "forward", forward)
-        single, mha, x = kind(0.0), multi_head(d2l), numbers(2, 4, 8)
+        single, mha, x = kind(0.0), multi_head(d2l), wave(2, 4, 8)
         mha.attention = kind(0.0)
         if where == "object":
             single.forward, mha.attention.forward = (forward.__get__(m) for m in (single, mha.attention))
@@ -50,14 +50,14 @@ def test_additive_attention_with_a_forward_of_its_own(d2l):
             self.attention_weights = d2l.masked_softmax(scores, valid_lens)
             return torch.bmm(self.dropout(self.attention_weights), values)
 
-    module, x = Mine(*((8, 8) if book_models.is_eager(d2l) else ()), 6, 0.0), numbers(2, 4, 8)
+    module, x = Mine(*((8, 8) if book_models.is_eager(d2l) else ()), 6, 0.0), wave(2, 4, 8)
     return module(x, x, x, torch.tensor(LENS)), module.attention_weights
 
 
 @same_under_patch
 def test_a_scorer_with_a_bias(d2l):
     """Which moves all scores alike: its gradient is 0, and there, as d2l.grad_clipping wants it."""
-    module, x, found = additive(d2l), numbers(2, 4, 8), []
+    module, x, found = additive(d2l), wave(2, 4, 8), []
     module.w_v = torch.nn.Linear(8, 1)
     module(x, x, x, None)  # lazy sizes
     for call in (module, torch.compile(module, backend="eager")):
@@ -71,7 +71,7 @@ def test_a_scorer_with_a_bias(d2l):
 def test_what_was_assigned_is_read_until_the_next_call(d2l):
     for make in (multi_head, additive, lambda d2l: d2l.DotProductAttention(0.0)):
         with mha_c.d2l.patch(d2l):
-            module, x = make(d2l), numbers(2, 4, 8)
+            module, x = make(d2l), wave(2, 4, 8)
         inner = getattr(module, "attention", module)
         module(x, x, x, torch.tensor(LENS))
         called = inner.attention_weights + 0
@@ -85,7 +85,7 @@ def test_what_was_assigned_is_read_until_the_next_call(d2l):
 
 @same_under_patch
 def test_weights_taken_away_before_a_copy(d2l):
-    m, x = multi_head(d2l), numbers(2, 4, 8)
+    m, x = multi_head(d2l), wave(2, 4, 8)
     m(x, x, x, torch.tensor(LENS)).sum().backward()
     m.attention.attention_weights = None
     twins = copy.deepcopy(m), pickle.loads(pickle.dumps(m))
@@ -115,7 +115,7 @@ def test_weights_on_the_multi_head_attention_itself(d2l):
             self.attention_weights = torch.ones(2)
             return self.attention(queries, keys, values, valid_lens)
 
-    x, found = numbers(2, 4, 8), []
+    x, found = wave(2, 4, 8), []
     for kind in (Shows, Alone):
         m = kind(*((8,) * 3 if book_models.is_eager(d2l) else ()), 8, 2, 0.0)
         with torch.no_grad():
@@ -135,7 +135,7 @@ def test_weights_that_are_a_parameter(d2l):
         def forward(self, queries, keys, values, valid_lens=None):
             return self.attention_weights @ values
 
-    m, x = Fixed(), numbers(2, 4, 8)
+    m, x = Fixed(), wave(2, 4, 8)
     m(x, x, x).sum().backward()
     assert [name for name, _ in m.named_parameters()] == ["attention_weights"]
     return m(x, x, x), m.attention_weights, m.attention_weights.grad
@@ -156,7 +156,7 @@ EDITS = {
 @pytest.mark.parametrize("grad", [False, True])
 @same_under_patch
 def test_what_is_read_twice_is_one_tensor(d2l, edit, tokens, grad):
-    m, x = multi_head(d2l), numbers(2, tokens, 8)
+    m, x = multi_head(d2l), wave(2, tokens, 8)
     with torch.set_grad_enabled(grad):
         m(x, x, x, None)
     weights = m.attention.attention_weights
@@ -171,7 +171,7 @@ def test_what_is_read_twice_is_one_tensor(d2l, edit, tokens, grad):
 @pytest.mark.parametrize("tokens", [4, 100])
 def test_edits_reach_every_reading(d2l, tokens):
     with mha_c.d2l.patch(d2l):
-        m, x = multi_head(d2l), numbers(2, tokens, 8)
+        m, x = multi_head(d2l), wave(2, tokens, 8)
     for first in ("attention", "whole"):
         m(x, x, x, torch.tensor(LENS))
         flat, by_head = m.attention.attention_weights, m.attention_weights
@@ -191,7 +191,7 @@ def test_edits_reach_every_reading(d2l, tokens):
 
 @same_under_patch
 def test_weights_read_without_gradients_are_still_of_the_graph(d2l):
-    m, x = multi_head(d2l), numbers(2, 4, 8).requires_grad_()
+    m, x = multi_head(d2l), wave(2, 4, 8).requires_grad_()
     m(x, x, x, torch.tensor(LENS))
     with torch.no_grad():
         largest = m.attention.attention_weights.max()  # a look, for a print

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import mha_c.d2l
 import needs
-from notebook import LENS, additive, multi_head, numbers, same_under_patch
+from notebook import LENS, additive, multi_head, same_under_patch, wave
 from seen_by_torch import Names, Operations, Tripled
 
 
@@ -17,7 +17,7 @@ from seen_by_torch import Names, Operations, Tripled
 @same_under_patch
 def test_modes_see_the_operations(d2l, kind, wanted):
     needs.of_torch("torch._C._len_torch_dispatch_stack")
-    found, x = [], numbers(2, 4, 8).requires_grad_()
+    found, x = [], wave(2, 4, 8).requires_grad_()
     for module in (multi_head(d2l), additive(d2l), d2l.DotProductAttention(0.0)):
         found.append(module(x, x, x, torch.tensor(LENS)))  # the usual way first
         with kind() as mode:
@@ -33,14 +33,14 @@ def test_modes_see_the_operations(d2l, kind, wanted):
 def test_a_default_device_is_no_reason(d2l):
     needs.of_torch("torch.set_default_device")
     with mha_c.d2l.patch(d2l), torch.device("cpu"):
-        module, x = multi_head(d2l), numbers(2, 4, 8)
+        module, x = multi_head(d2l), wave(2, 4, 8)
         out = module(x, x, x, None)
     assert type(out.grad_fn).__name__ == "LayerFunctionBackward"
 
 
 @same_under_patch
 def test_weights_and_inputs_with_operations_of_their_own(d2l):
-    found, x = [], numbers(2, 4, 8)
+    found, x = [], wave(2, 4, 8)
     for module in (multi_head(d2l), additive(d2l)):
         module(x, x, x, torch.tensor(LENS))
         module.requires_grad_(False)
@@ -57,7 +57,7 @@ def test_gradients_of_each_sample(d2l):
     needs.of_torch("torch.func")
     from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 
-    module, x = multi_head(d2l), numbers(3, 4, 8)
+    module, x = multi_head(d2l), wave(3, 4, 8)
     module(x, x, x, None)
     call_for_per_sample_grads(module)(x, x, x, None).square().sum().backward()
     return [p.grad_sample for p in module.parameters()]
@@ -68,7 +68,7 @@ def test_gradients_of_each_sample(d2l):
 )
 @same_under_patch
 def test_functions_of_torch_that_are_replaced(d2l, owner, name, monkeypatch):
-    found, x, original = [], numbers(2, 4, 8), getattr(owner, name)
+    found, x, original = [], wave(2, 4, 8), getattr(owner, name)
     modules = multi_head(d2l), additive(d2l), d2l.DotProductAttention(0.0)
     for replaced in (False, True, False):
         with monkeypatch.context() as patch:
@@ -80,7 +80,7 @@ def test_functions_of_torch_that_are_replaced(d2l, owner, name, monkeypatch):
 
 @same_under_patch
 def test_dropout_in_place_shows_what_is_left(d2l):
-    found, x = [], numbers(2, 4, 8)
+    found, x = [], wave(2, 4, 8)
     for module in (multi_head(d2l, dropout=0.5), additive(d2l, dropout=0.5), d2l.DotProductAttention(0.5)):
         inner = getattr(module, "attention", module)
         with torch.no_grad():

@@ -7,7 +7,7 @@ from torch import nn
 import needs
 import third_generation
 from mha_c import torch as mt
-from notebook import equal_under_patch, numbers
+from notebook import equal_under_patch, wave
 from quantized import Int8Linear, Packed4bit
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -25,7 +25,7 @@ def grouped(ours):
 
 
 def of_grouped(layer, lens):
-    x = numbers(2, 5, 8).requires_grad_()
+    x = wave(2, 5, 8).requires_grad_()
     out = layer(x, x, x, lens)
     learned = [x, *(p for p in layer.parameters() if p.requires_grad)]
     return [out, *torch.autograd.grad(out.square().sum(), learned)]
@@ -50,12 +50,12 @@ def test_grouped_layers(how):
                 elif how in ("Int8Linear", "Packed4bit"):
                     setattr(layer, name, {"Int8Linear": Int8Linear, "Packed4bit": Packed4bit}[how](child))
             lens = torch.tensor([3, 5])
-            x = numbers(2, 5, 8)
+            x = wave(2, 5, 8)
             if how in ("embedding", "pre-hook") and not hasattr(layer, "W_q"):
                 continue  # the original reads the features of X itself
             if how == "embedding":  # of weights as long as sentences: the original reads a third axis of queries
                 layer.W_q = nn.Sequential(
-                    nn.Flatten(0), nn.Embedding.from_pretrained(numbers(4, 8)), nn.Unflatten(0, (2, 5))
+                    nn.Flatten(0), nn.Embedding.from_pretrained(wave(4, 8)), nn.Unflatten(0, (2, 5))
                 )
                 found += [layer(torch.tensor([[0, 3, 1, 2, 2], [1, 1, 0, 3, 0]])[..., None], x, x, lens)]
             elif how == "pre-hook":
@@ -123,11 +123,11 @@ def test_a_function_of_ones_own_is_called_with_a_cache_too(steps, counts, monkey
     needs.of_torch("torch.nn.functional.scaled_dot_product_attention(enable_gqa)")
     attention, called = nn.functional.scaled_dot_product_attention, []
     for layer in (*grouped(True), mt.GQAAttention(8, 4, 2, rope=True)):
-        expected = torch.cat([*outputs_in_steps(layer, numbers(2, 5, 8), steps, counts)])
+        expected = torch.cat([*outputs_in_steps(layer, wave(2, 5, 8), steps, counts)])
         with monkeypatch.context() as patched:
             patched.setattr(
                 nn.functional, attention.__name__, lambda *a, **named: called.append(a) or attention(*a, **named)
             )
-            found = torch.cat([*outputs_in_steps(layer, numbers(2, 5, 8), steps, counts)])
+            found = torch.cat([*outputs_in_steps(layer, wave(2, 5, 8), steps, counts)])
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)  # float64
     assert len(called) == 3 * len(steps)

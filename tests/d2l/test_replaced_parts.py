@@ -10,7 +10,7 @@ from torch import nn
 
 import mha_c.d2l
 import needs
-from notebook import GENERATIONS, equal_under_patch, multi_head, numbers, of_a_generation, same_under_patch
+from notebook import GENERATIONS, equal_under_patch, multi_head, of_a_generation, same_under_patch, wave
 from whole_layers import LENS, called, inputs, layers
 
 pytestmark = pytest.mark.usefixtures("float64")  # so that rounding is far below what is looked for
@@ -135,7 +135,7 @@ def test_masks_in_the_place_of_lengths(d2l, shape, monkeypatch):
 
     def notebook(d2l):
         monkeypatch.setattr(d2l, "masked_softmax", by_mask)
-        mask = numbers(*shape) < 0.3
+        mask = wave(*shape) < 0.3
         return [x for layer in layers(d2l).values() for x in called(layer, mask)]
 
     equal_under_patch(d2l, notebook)
@@ -175,7 +175,7 @@ def test_a_projection_that_takes_tokens(d2l):
     for layer in layers(d2l).values():
         layer(*inputs(), None)
         if hasattr(layer, "W_q"):
-            layer.W_q = nn.Embedding.from_pretrained(numbers(4, 8), freeze=False)
+            layer.W_q = nn.Embedding.from_pretrained(wave(4, 8), freeze=False)
             found += called(layer, LENS["items"], tokens, *inputs()[1:])
     return found
 

@@ -187,7 +187,7 @@ def test_projections_of_additive_attention(rng, isa):
     k_with_nan = k.copy()
     k_with_nan[0, 7:] = np.nan
     lens = [7, 13]
-    leaves = [torch_math.leaf(x) for x in (q, k, v, w_v, W_q, W_k)]
+    leaves = [torch_math.leaf_of(x) for x in (q, k, v, w_v, W_q, W_k)]
     tq, tk, tv, tw, tW_q, tW_k = leaves
     out = torch_math.attention(tq @ tW_q.T, tk @ tW_k.T, tv, tw, valid_lens=lens)
     expected = torch_math.gradients(out, grad, leaves)

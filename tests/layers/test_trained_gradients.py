@@ -21,8 +21,8 @@ ROLES = "W_q", "W_k", "W_v", "W_o"
 def by_torch(layer, arrays, grad, **options):
     """(gradients of queries, keys, values; gradients of the parameters by name) from autograd."""
     torch_math = needs.module("torch_math")
-    parameters = {name: torch_math.leaf(array) for name, array in layer.state_dict().items()}
-    x = [torch_math.leaf(array) for array in arrays]
+    parameters = {name: torch_math.leaf_of(array) for name, array in layer.state_dict().items()}
+    x = [torch_math.leaf_of(array) for array in arrays]
     w_v = parameters.get("w_v.weight")
     weights, biases = ([parameters.get(f"{name}.{part}") for name in ROLES] for part in ("weight", "bias"))
     heads = getattr(layer, "num_heads", 1)

@@ -27,12 +27,12 @@ def inputs(dtype=torch.float64, same=False):
 LENS = torch.tensor([7, 3, 0])
 
 
-def number(x):
+def copied(x):
     return x.detach().numpy().copy()
 
 
-def numbers(tensors):
-    return [None if x is None else number(x) for x in tensors]
+def copies(tensors):
+    return [None if x is None else copied(x) for x in tensors]
 
 
 def whole_call(rank, n, bias=True):
@@ -40,8 +40,8 @@ def whole_call(rank, n, bias=True):
     module, x = layer(bias=bias), inputs()
     out = module(*x, LENS)
     out.square().sum().backward()
-    gradients = {name: number(p.grad) for name, p in module.named_parameters()}
-    return numbers([out, *(t.grad for t in x)]), gradients, number(module.attention_weights)
+    gradients = {name: copied(p.grad) for name, p in module.named_parameters()}
+    return copies([out, *(t.grad for t in x)]), gradients, copied(module.attention_weights)
 
 
 def parallel(module):
@@ -61,8 +61,8 @@ def parallel_call(rank, n, bias=True):
     module, x = parallel(layer(bias=bias)), inputs()
     out = module(*x, LENS)
     out.square().sum().backward()
-    gradients = {name: number(p.grad.full_tensor()) for name, p in module.named_parameters()}
-    return numbers([out, *(t.grad for t in x)]), gradients, number(module.attention_weights)
+    gradients = {name: copied(p.grad.full_tensor()) for name, p in module.named_parameters()}
+    return copies([out, *(t.grad for t in x)]), gradients, copied(module.attention_weights)
 
 
 def parallel_steps(rank, n):
@@ -168,7 +168,7 @@ def sequence(rank, n, layout, dropout=0.0, lens=None, decoder=False, empty_rows=
     except ValueError as error:
         text += str(error)
     assert copy.deepcopy(module).num_heads == HEADS
-    return number(out), number(mine.grad), {name: number(g) for name, g in grads.items()}, text
+    return copied(out), copied(mine.grad), {name: copied(g) for name, g in grads.items()}, text
 
 
 def hooked_sequence(rank, n):
@@ -204,4 +204,4 @@ def sequence_alone(layout, dropout=0.0, lens=None, empty_rows="uniform"):
     torch.manual_seed(5)
     out = module(x, x, x, lens)
     out.square().sum().backward()
-    return out, x.grad, {name: number(p.grad) for name, p in module.named_parameters()}
+    return out, x.grad, {name: copied(p.grad) for name, p in module.named_parameters()}

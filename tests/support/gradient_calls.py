@@ -36,7 +36,7 @@ def backward(grad, q, k, v, w_v, **options):
 def by_torch(grad, q, k, v, w_v, dtype=None, **options):
     """The same by autograd."""
     torch_math = needs.module("torch_math")
-    leaves = [torch_math.leaf(x, dtype) for x in (q, k, v, w_v, options.pop("bias", None))]
+    leaves = [torch_math.leaf_of(x, dtype) for x in (q, k, v, w_v, options.pop("bias", None))]
     options["seed"] = options.pop("rng", 0)
     out = torch_math.attention(*leaves[:4], bias=leaves[4], **options)
     return torch_math.gradients(out, grad, leaves)

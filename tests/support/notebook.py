@@ -31,7 +31,7 @@ def additive(d2l, hiddens=8, dropout=0.0):
     return d2l.AdditiveAttention(*((8, 8) if book_models.is_eager(d2l) else ()), hiddens, dropout)
 
 
-def numbers(*shape):
+def wave(*shape):
     return torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape)
 
 

@@ -7,7 +7,7 @@ import philox
 from mha_c import _reference
 
 
-def leaf(array, dtype=None):
+def leaf_of(array, dtype=None):
     """A tensor of its own memory that asks for a gradient; None stays None."""
     return None if array is None else torch.tensor(array, dtype=dtype, requires_grad=True)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from notebook import additive, multi_head, numbers
+from notebook import additive, multi_head, wave
 
 LENS = {"items": torch.tensor([3, 2]), "queries": torch.tensor([[1, 2, 3, 5], [2, 4, 1, 1]]), "none": None}
 HIDDEN = 7.0  # in rows of keys and values that no query sees
@@ -10,7 +10,7 @@ HIDDEN = 7.0  # in rows of keys and values that no query sees
 
 def inputs():
     """queries, keys, values of two items with five keys, of which two or three are never seen: these are large."""
-    queries, keys, values = numbers(2, 4, 8), numbers(3, 5, 8)[:2] + 0.1, numbers(2, 5, 8) - 0.2
+    queries, keys, values = wave(2, 4, 8), wave(3, 5, 8)[:2] + 0.1, wave(2, 5, 8) - 0.2
     for x in keys, values:
         x[0, 3:], x[1, 2:] = HIDDEN, -HIDDEN
     return [x.clone().requires_grad_() for x in (queries, keys, values)]
