@@ -134,7 +134,7 @@ def _attend(
     return results if len(results) > 1 else results[0]
 
 
-def _softmax(scores: Array, visible: Array, empty_rows: str, sinks: Any = None) -> tuple[Array, Array]:
+def _softmax(scores: Array, visible: Array, empty_rows: str, sinks: Any) -> tuple[Array, Array]:
     """(weights, lse): softmax over the visible keys of each row (and a head's sink), and the log of its denominator."""
     n_keys = scores.shape[-1]
     sink = np.array(-np.inf) if sinks is None else np.asarray(sinks, np.float64)[:, None, None]

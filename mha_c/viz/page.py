@@ -164,13 +164,13 @@ def joined(parts: Sequence[str]) -> str:
     return "\n".join(["(function () {", '"use strict";', *parts, "})();"])
 
 
-def frame(inside: str, title: str, height: int = 780) -> str:
+def frame(inside: str, title: str) -> str:
     """A document inside another page: without a border, as wide as there is room.
 
     Line ends are written as &#10;, because some readers of notebooks make spaces of those in an attribute.
     """
     source, title = html.escape(inside).replace("\n", "&#10;"), html.escape(title)
-    return f'<iframe srcdoc="{source}" width="100%" height="{height}" style="border: 0" title="{title}"></iframe>'
+    return f'<iframe srcdoc="{source}" width="100%" height="780" style="border: 0" title="{title}"></iframe>'
 
 
 def document(title: str, blob: str, script: str, allowed: str = "", language: str = "en") -> str:

@@ -75,7 +75,7 @@ def core_dropout(p: float, seed: Any) -> Optional[Drop]:
     return drop
 
 
-def _torchs_own(p: float, rng: Any = None) -> Optional[Drop]:
+def _torchs_own(p: float, rng: Rng) -> Optional[Drop]:
     """torch's own dropout; `rng`, a generator or a seed, decides what is dropped if it is given."""
     if not p:
         return None
