@@ -2,7 +2,7 @@
 
     python benchmarks/own_classes.py [--seconds 1.5]
 
-M1, M5 and A2 of cases.py, typed by a reader (tests/support/own_attention.py); evaluation and training, one thread.  The
+M1, M5 and A2 of cases.py, typed by a reader (tests/support/zoo_modules.py); evaluation and training, one thread.  The
 three take turns; minima count.  gain = own lines / ours; share = gain of the converted class / gain of ours.
 """
 
@@ -20,7 +20,7 @@ from cases import draw, lengths
 from machine import describe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
-import own_attention
+import zoo_modules
 
 CASES = {  # name: (batch, queries, keys, num_hiddens, num_heads, lengths)
     "M1": (2, 4, 6, 100, 5, [3, 2]),
@@ -34,10 +34,10 @@ def modules(name):
     """(the reader's module, the same converted, our layer) with the same weights, and inputs."""
     batch, queries, keys, hiddens, heads, lens = CASES[name]
     if heads:
-        own = own_attention.MultiHeadAttention(hiddens, hiddens, hiddens, hiddens, heads, 0.1)
+        own = zoo_modules.MultiHeadAttention(hiddens, hiddens, hiddens, hiddens, heads, 0.1)
         ours = mt.MultiHeadAttention(hiddens, hiddens, hiddens, hiddens, heads, 0.1)
     else:
-        own = own_attention.AdditiveAttention(hiddens, hiddens, hiddens, 0.1)
+        own = zoo_modules.AdditiveAttention(hiddens, hiddens, hiddens, 0.1)
         ours = mt.AdditiveAttention(hiddens, hiddens, hiddens, 0.1)
     ours.load_state_dict(own.state_dict())
     x, y = (torch.from_numpy(draw(batch, n, hiddens).copy()) for n in (queries, keys))

@@ -1,4 +1,4 @@
-"""The whole zoo of own_attention: modules that are converted and were read, beside the same ones as they were."""
+"""Modules of the zoo that are converted and were read, beside the same ones as they were."""
 
 import copy
 import functools
@@ -8,20 +8,12 @@ from collections.abc import Iterable
 import torch
 
 import mha_c.torch as mt
-import own_attention_calls  # noqa: F401
-import own_attention_more  # noqa: F401
-import own_attention_public  # noqa: F401
-import own_self_attention  # noqa: F401
-from own_attention import ZOO
+import zoo
+from zoo import ZOO
 
+zoo.whole()
 COPIES = {}
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # float32 in another order of operations
-
-
-def split(call):
-    """(positional inputs, keywords) of a call, with tensors of their own."""
-    named = call[-1] if isinstance(call[-1], dict) else {}
-    return call[: len(call) - bool(named)], named
 
 
 def tensors(value):
@@ -33,16 +25,11 @@ def tensors(value):
 
 def drawn(name):
     """(a converted module, the same as it was), with sizes set; and copies of them for `again`."""
-    make, calls = ZOO[name]
     torch.manual_seed(0)
-    module = make()
-    args, named = split(calls[0])
-    with torch.no_grad():
-        module(*args, **named)
+    module = ZOO[name].called()
     twin = copy.deepcopy(module)
     assert mt.convert(module) is module
-    for call in calls:
-        args, named = split(call)
+    for args, named in ZOO[name].calls:
         again_in_both_modes(module, args, named)
     COPIES[name] = copy.deepcopy((module, twin))
     return module, twin
@@ -75,4 +62,4 @@ def again(name):
 
 def of_the_zoo(request):
     """For a fixture whose params are ZOO: (a converted module, the same as it was, its calls)."""
-    return (*again(request.param), ZOO[request.param][1])
+    return (*again(request.param), ZOO[request.param].calls)

@@ -1,35 +1,8 @@
-"""Attention as functions, in forms that students write now: styles of each kind, each with its mistakes by name.
-
-`FUNCTIONS` holds (kind, maker, options of check); maker(*mistakes) gives an implementation, or raises KeyError where
-the style does not make this mistake; maker.mistakes lists them.
-"""
+"""Attention as functions, in forms that students write now: styles of each kind, each with its mistakes by name."""
 
 import numpy as np
 
-
-def registry():
-    """(a list, a decorator that adds to it)."""
-    kept = []
-
-    def style(kind, mistakes, **options):
-        """Over made(ask) -> implementation, which can make these mistakes; ask("id"): whether it makes this one."""
-
-        def register(made):
-            def make(*chosen):
-                if not set(chosen) <= set(mistakes.split()):
-                    raise KeyError(f"{made.__name__} cannot make {chosen}")
-                return made(lambda name: name in chosen)
-
-            make.__name__, make.mistakes, make.made = made.__name__, mistakes.split(), made
-            kept.append((kind, make, options))
-            return make
-
-        return register
-
-    return kept, style
-
-
-FUNCTIONS, style = registry()
+from zoo import style
 
 
 def soft(x, axis=-1):

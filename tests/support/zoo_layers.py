@@ -1,15 +1,10 @@
-"""Layers and classes of courses and books on language models, in torch, each with its mistakes by name.
-
-As zoo_functions: `FUNCTIONS` holds (kind, maker, options of check).
-"""
+"""Layers and classes of courses and books on language models, in torch, each with its mistakes by name."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from zoo_functions import registry
-
-FUNCTIONS, style = registry()
+from zoo import style
 
 
 def root(ask, d, all_of=0):

@@ -1,21 +1,10 @@
-"""Right implementations, each written in another way: names, axes, meanings of masks, sizes, calls.
-
-`RIGHT` holds (kind, implementation); zoo_right_torch has those in torch.
-"""
+"""Right implementations, each written in another way: names, axes, meanings of masks, sizes, calls."""
 
 import math
 
 import numpy as np
 
-RIGHT = []
-
-
-def right(kind):
-    def register(mine):
-        RIGHT.append((kind, mine))
-        return mine
-
-    return register
+from zoo import right
 
 
 def soft(x, axis=-1):

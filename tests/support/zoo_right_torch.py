@@ -6,18 +6,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-RIGHT = []
+from zoo import case, right
+from zoo_modules import SEEN, TRIANGLE, cross, rows
+
 FUSED = hasattr(F, "scaled_dot_product_attention")  # since torch 2.0, whose own layer ignores is_causal
+ONE = [rows(2, 5, 8)]
 OWN = hasattr(torch, "compiler")  # since torch 2.1
-
-
-def right(kind, where=True):
-    def register(mine):
-        if where:
-            RIGHT.append((kind, mine))
-        return mine
-
-    return register
 
 
 def heads_of(x, heads):
@@ -122,6 +116,7 @@ def expanded(q, k, v, attn_mask=None):
 # ---- one input -------------------------------------------------------------------------------------------------------
 
 
+@case("multi_head", [rows(2, 5, 6)], d_in=6, d_out=4)
 class SelfAttentionV1(nn.Module):
     def __init__(self, d_in, d_out):
         super().__init__()
@@ -132,65 +127,10 @@ class SelfAttentionV1(nn.Module):
         return torch.softmax(scores / self.W_key.shape[-1] ** 0.5, dim=-1) @ (x @ self.W_value)
 
 
-right("multi_head")(SelfAttentionV1)
-right("multi_head")(SelfAttentionV1(6, 4))
+SETTINGS = {"n_heads": 2, "emb_dim": 8, "qkv_bias": False, "drop_rate": 0.0, "context_length": 6}
 
 
-class CausalAttention(nn.Module):
-    def __init__(self, d_in, d_out, context_length, dropout, qkv_bias=False):
-        super().__init__()
-        self.W_query, self.W_key, self.W_value = (nn.Linear(d_in, d_out, bias=qkv_bias) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
-        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
-
-    def forward(self, x):
-        _b, num_tokens, _d_in = x.shape
-        keys, queries, values = self.W_key(x), self.W_query(x), self.W_value(x)
-        scores = queries @ keys.transpose(1, 2)
-        scores.masked_fill_(self.mask.bool()[:num_tokens, :num_tokens], -torch.inf if hasattr(torch, "inf") else -1e30)
-        return self.dropout(torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)) @ values
-
-
-right("causal_multi_head")(CausalAttention)
-
-
-class FusedByHeads(nn.Module):
-    """The rows of the projection belong to heads: q, k and v of the first, then those of the second."""
-
-    def __init__(self, embed_dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.qkv_proj, self.o_proj = nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
-
-    def forward(self, x, mask=None):
-        q, k, v = self.qkv_proj(x).unflatten(-1, (self.num_heads, -1)).permute(0, 2, 1, 3).chunk(3, dim=-1)
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        if mask is not None:
-            scores = scores.masked_fill(mask == 0, -9e15)
-        return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-
-
-right("multi_head")(FusedByHeads)
-right("multi_head")(FusedByHeads(12, 3))
-
-
-class ViT(nn.Module):
-    def __init__(self, dim, heads=8, dim_head=64, dropout=0.0):
-        super().__init__()
-        self.heads, self.scale = heads, dim_head**-0.5
-        self.to_qkv, self.to_out = nn.Linear(dim, dim_head * heads * 3, bias=False), nn.Linear(dim_head * heads, dim)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x):
-        q, k, v = (heads_of(each, self.heads) for each in self.to_qkv(x).chunk(3, dim=-1))
-        weights = self.dropout((q @ k.transpose(-1, -2) * self.scale).softmax(dim=-1))
-        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
-
-
-right("multi_head")(ViT)
-right("multi_head")(ViT(16, 2, 4))
-
-
+@case("causal_multi_head", [rows(2, 5, 8)], where=FUSED, cfg=SETTINGS)
 class FromADictionary(nn.Module):
     def __init__(self, cfg):
         super().__init__()
@@ -206,9 +146,7 @@ class FromADictionary(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
-right("causal_multi_head", FUSED)(FromADictionary)
-
-
+@case("causal_multi_head", [rows(2, 5, 8)], where=FUSED)
 class SharedKeys(nn.Module):
     """Fewer heads of keys and values than of queries."""
 
@@ -227,10 +165,10 @@ class SharedKeys(nn.Module):
         return self.wo(out.transpose(1, 2).flatten(2))
 
 
-right("causal_multi_head", FUSED)(SharedKeys(8, 4, 2))
 right("causal_multi_head", FUSED)(SharedKeys(12, 3, 1))
 
 
+@case("multi_head", ONE, [*ONE, TRIANGLE.bool()], [*ONE, {"is_causal": True}], where=FUSED, d_model=8, num_heads=2)
 class MayBeCausal(nn.Module):
     def __init__(self, d_model, num_heads):
         super().__init__()
@@ -245,12 +183,10 @@ class MayBeCausal(nn.Module):
         return self.proj(F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
-right("multi_head", FUSED)(MayBeCausal)
-
-
 # ---- three inputs ----------------------------------------------------------------------------------------------------
 
 
+@case("multi_head", cross(), [*cross(), SEEN[:, None]], core=False, n_head=2, d_model=8, d_k=4, d_v=3, dropout=0.0)
 class Transposed(nn.Module):
     """Heads are split after the projection, with names of another school."""
 
@@ -270,24 +206,7 @@ class Transposed(nn.Module):
         return self.dropout(self.fc(out)), scores
 
 
-right("multi_head")(Transposed)
-right("multi_head")(Transposed(2, 8, 4, 3))
-
-
-class TimeFirst(nn.Module):
-    def __init__(self, embed_dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
-
-    def forward(self, query, key, value):
-        t, b, _ = query.shape
-        q, k, v = (f(x).reshape(len(x), b * self.num_heads, -1).transpose(0, 1)
-                   for f, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))  # fmt: skip
-        out = torch.bmm((q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1), v)
-        return self.out_proj(out.transpose(0, 1).reshape(t, b, -1))
-
-
+@case("multi_head", [rows(2, 5, 20)])
 class WithoutSizes(nn.Module):
     def __init__(self):
         super().__init__()
@@ -300,22 +219,7 @@ class WithoutSizes(nn.Module):
     num_heads = 5
 
 
-right("multi_head")(WithoutSizes)
 right("multi_head", OWN)(nn.MultiheadAttention(8, 2, batch_first=True))
-
-
-class OneQuery(nn.Module):
-    def __init__(self, hidden_size):
-        super().__init__()
-        self.Wa, self.Ua, self.Va = (nn.Linear(hidden_size, n) for n in (hidden_size, hidden_size, 1))
-
-    def forward(self, query, keys):
-        scores = self.Va(torch.tanh(self.Wa(query) + self.Ua(keys))).squeeze(2).unsqueeze(1)
-        weights = F.softmax(scores, dim=-1)
-        return torch.bmm(weights, keys), weights
-
-
-right("additive")(OneQuery)
 
 
 class Positions(nn.Module):

@@ -1,12 +1,11 @@
-"""Slips of one part, a reshape, a key, a group, a flag.  As zoo_functions: (kind, maker, options of check)."""
+"""Slips of one part, a reshape, a key, a group, a flag."""
 
 import math
 
 import numpy as np
 
-from zoo_functions import registry, soft
-
-FUNCTIONS, style = registry()
+from zoo import style
+from zoo_functions import soft
 
 
 @style("dot_product", "lost_key lost_chunk key_twice softmax_plus_one no_rescale")

@@ -1,15 +1,10 @@
-"""Forms and mistakes that a fresh trial found: in NumPy, and, where there is torch, in torch.
-
-As zoo_functions: `FUNCTIONS` holds (kind, maker, options of check).
-"""
+"""Forms and mistakes that a fresh trial found: in NumPy, and, where there is torch, in torch."""
 
 import math
 
 import numpy as np
 
-from zoo_functions import registry
-
-FUNCTIONS, style = registry()
+from zoo import style
 
 
 def soft(ask, scores):

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import time
 
 import numpy as np
 import pytest
@@ -11,45 +10,10 @@ import children
 import mha_c
 import needs
 from mha_c import teach
-from students import ADDITIVE, FUTURE, HEADS, MASKS, POSITIONS, SCALES, SECONDS
 
 torch = needs.module("torch")
 F = torch.nn.functional
-IDS = {
-    "masked_softmax": MASKS,
-    "dot_product": MASKS + SCALES,
-    "additive": ADDITIVE + MASKS,
-    "multi_head": HEADS,
-    "transpose_qkv": HEADS[:2],
-    "transpose_output": ["heads_joined_wrong", "heads_interleaved"],
-    "positional_encoding": POSITIONS,
-    "causal": FUTURE,
-}
-
-
-def students():
-    from torch_students import TORCH_STYLES
-
-    return TORCH_STYLES
-
-
-@pytest.mark.parametrize("kind", IDS)
-def test_in_torch(kind):
-    make = students()[kind]
-    assert teach.check(make(), kind).ok, teach.check(make(), kind)
-    teach.laws(make(), kind).assert_all()
-    named = []
-    for id in IDS[kind]:
-        try:
-            mine = make(id)
-        except KeyError:  # not in this style
-            continue
-        started = time.process_time()
-        answer = teach.check(mine, kind)
-        assert answer.mistakes == [id], answer
-        assert time.process_time() - started < SECONDS
-        named.append(id)
-    assert len(named) > 1
+from zoo_students_torch import torch_dot_product, torch_multi_head  # noqa: E402
 
 
 def test_a_mask_of_minus_infinity_and_a_softmax_over_wrong_axes():
@@ -61,7 +25,7 @@ def test_a_mask_of_minus_infinity_and_a_softmax_over_wrong_axes():
         return scores.softmax(1) @ values
 
     assert teach.check(over_queries, "dot_product").mistakes == ["softmax_axis"]
-    answer = teach.check(students()["multi_head"]("softmax_axis_heads"), "multi_head")
+    answer = teach.check(torch_multi_head("softmax_axis_heads"), "multi_head")
     assert answer.mistakes == ["softmax_axis"] and "over the heads" in str(answer)
 
 
@@ -126,7 +90,7 @@ def test_dropout_in_evaluation():
 
 
 def test_the_students_layer_stays_as_it_is():
-    layer = students()["multi_head"]()(8, 2)
+    layer = torch_multi_head()(8, 2)
     out = layer(*[torch.ones(1, 3, 8, requires_grad=True)] * 3)
     layer.kept = out  # with its graph, as d2l's layers keep their weights
     before = copy.deepcopy(layer.state_dict())
@@ -136,7 +100,7 @@ def test_the_students_layer_stays_as_it_is():
 
 def test_gradients_that_are_cut():
     def cut(queries, keys, values, valid_lens=None):
-        return students()["dot_product"]()(0.0)(queries, keys.detach(), values, valid_lens)
+        return torch_dot_product()(0.0)(queries, keys.detach(), values, valid_lens)
 
     assert teach.check(cut, "dot_product").mistakes == ["gradients"]
     laws = teach.laws(cut, "dot_product")
@@ -145,7 +109,7 @@ def test_gradients_that_are_cut():
 
 
 def test_types():
-    exact = students()["dot_product"]()(0.0)
+    exact = torch_dot_product()(0.0)
     double = teach.check(lambda q, k, v, lens=None: exact(q, k, v, lens).double(), "dot_product")
     half = teach.check(lambda q, k, v, lens=None: exact(q, k, v, lens).to(torch.bfloat16).float(), "dot_product")
     assert double.mistakes == ["dtype"] and "float64" in str(double)
@@ -193,7 +157,7 @@ def test_numpys_functions_are_graded_alike_where_torch_is_known():
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_cell_without_gradients_tells_the_same_of_gradients(mode):
     def attention(queries, keys, values, valid_lens=None):
-        return students()["dot_product"]()(0.0)(queries, keys, values, valid_lens)
+        return torch_dot_product()(0.0)(queries, keys, values, valid_lens)
 
     with mode():
         laws = teach.laws(attention, "dot_product")

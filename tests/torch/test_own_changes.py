@@ -9,12 +9,13 @@ from torch import nn
 import mha_c
 import mha_c.torch as mt
 import needs
-import own_attention
-import own_attention_calls
-import own_lookalikes_more
-from converted import TOLERANCE, ZOO, drawn, of_the_zoo, split, tensors
+import zoo_calls
+import zoo_lookalikes_more
+import zoo_modules
+from converted import TOLERANCE, drawn, of_the_zoo, tensors
 from mha_c.torch._call import core
 from mha_c.torch._readers.replaying import near
+from zoo import ZOO
 
 pair = pytest.fixture(of_the_zoo, params=ZOO)
 where_read = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
@@ -24,7 +25,7 @@ where_read = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read
 def test_parts_that_are_replaced_run(pair):
     """A hook, another child, another method or function, another number: the module's own lines run again."""
     module, twin, calls = pair
-    args, named = split(calls[0])
+    args, named = calls[0]
     linears = [(path, part) for path, part in module.named_modules() if type(part) is nn.Linear]
     module(*args, **named)
     seen, kind = [], type(module)
@@ -56,7 +57,7 @@ def test_parts_that_are_replaced_run(pair):
 def test_a_bug_of_ours_is_told_and_its_plan_dropped(monkeypatch, other_form):
     """The reader's lines give the result; they alone are asked from then on, and `report` says why."""
     module, twin = drawn("MultiHeadAttention")
-    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    q, k, v, lens = ZOO["MultiHeadAttention"].calls[0][0]
     if other_form:  # of which a plan stays
         module.double()(q.double(), k.double(), v.double(), lens)
         module.float()
@@ -82,7 +83,7 @@ def test_a_bug_of_ours_is_told_and_its_plan_dropped(monkeypatch, other_form):
 @where_read
 def test_what_both_refuse_is_no_bug_of_ours(monkeypatch):
     module, _ = drawn("MultiHeadAttention")
-    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    q, k, v, lens = ZOO["MultiHeadAttention"].calls[0][0]
     module(q, k, v, lens)
     kind = type(module)
 
@@ -103,7 +104,7 @@ def refuse_types():
 
 def test_an_odd_call_takes_its_own_lines():
     module, twin = drawn("MultiHeadAttention")
-    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    q, k, v, lens = ZOO["MultiHeadAttention"].calls[0][0]
     for args, named in (([q, k], {"values": v, "valid_lens": lens}), ([q.double(), k.double(), v.double(), lens], {})):
         if args[0].dtype is torch.float64:
             module, twin = module.double(), twin.double()
@@ -114,7 +115,7 @@ def test_an_odd_call_takes_its_own_lines():
         module(q[..., :3].double(), k.double(), v.double(), lens)
 
 
-class TwoLengths(own_attention.MHA):
+class TwoLengths(zoo_modules.MHA):
     """Those of the source hide keys, those of the keys hide more."""
 
     def forward(self, queries, keys, values, src_lens=None, key_lens=None):
@@ -178,9 +179,9 @@ def test_a_subclass_runs_its_own_lines():
 def test_functions_that_are_redefined(monkeypatch):
     """A cell of the notebook that is run again with another function."""
     module, twin = drawn("MultiHeadAttention")
-    q, k, v, lens = ZOO["MultiHeadAttention"][1][0]
+    q, k, v, lens = ZOO["MultiHeadAttention"].calls[0][0]
     before = module(q, k, v, lens)
-    monkeypatch.setattr(own_attention, "masked_softmax", lambda X, lens: torch.ones_like(X))
+    monkeypatch.setattr(zoo_modules, "masked_softmax", lambda X, lens: torch.ones_like(X))
     torch.testing.assert_close(module(q, k, v, lens), twin(q, k, v, lens))
     assert not torch.allclose(module(q, k, v, lens), before)
 
@@ -203,11 +204,11 @@ def test_calls_that_were_not_compared():
     module, twin = drawn("Temperature")
     torch.testing.assert_close(module(heads, heads, heads), twin(heads, heads, heads))
 
-    class Both(own_attention_calls.Projected):
+    class Both(zoo_calls.Projected):
         def forward(self, x, context=None, mask=None, padding_mask=None):
             q, k, v = self.project(x, *[x if context is None else context] * 2)
             scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-            scores = own_lookalikes_more.interacting(mask, padding_mask, scores)
+            scores = zoo_lookalikes_more.interacting(mask, padding_mask, scores)
             if context is None:
                 scores = scores + torch.full((x.shape[1],) * 2, -torch.inf).triu(1)
             return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))

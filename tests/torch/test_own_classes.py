@@ -15,11 +15,10 @@ from torch import nn
 import mha_c
 import mha_c.torch as mt
 import needs
-import own_attention
-import own_lookalikes_more  # noqa: F401
-import own_self_attention
-from converted import TOLERANCE, ZOO, drawn_once, of_the_zoo, split, tensors
-from own_lookalikes import LOOKALIKES
+import zoo_modules
+import zoo_self
+from converted import TOLERANCE, drawn_once, of_the_zoo, tensors
+from zoo import LOOKALIKES, ZOO
 
 pytestmark = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 
@@ -37,21 +36,7 @@ def weights_kept(module):
 
 
 pair = pytest.fixture(of_the_zoo, params=ZOO)
-# Whose calls one call of the core computes, in all forms of the zoo.
-CORE = (
-    "DotProductAttention", "AdditiveAttention", "MultiHeadAttention", "HeadsByMethods", "MHA", "MinusInfinity",
-    "NoLengths", "AdditiveByOtherNames", "SelfAttentionWithLengths", "MultiHeadedAttention", "ValuesFirst",
-    "TwoMasks", "MaskForLater", "KeysFirst", "DropoutOfTheOutput", "RateOfANumber", "TrueIsHidden", "AddedMask",
-    "KeyMask", "BertSelfAttention", "CrossAttention", "KeysAndValuesInOne", "GroupedQueryAttention",
-    "MultiQueryAttention", "TimeFirst", "FusedCausal", "DropoutOfANumber", "Undecorated", "NotKept",
-    "KeyPadding", "WithLayerPast", "ByGenerators", "HeadsLast", "Head", "CausalSelfAttention",
-    "VisionAttention", "ToQkv", "CausalAttention", "CausalHeads", "FromSettings", "MaskNeeded",
-    "VectorOfScores", "ParametersOfHeads", "EinsumThenLinear", "BiasesBeside", "RotatedAndShared",
-    "RotatedAsComplexNumbers", "FrequenciesAreGiven", "CosinesAreGiven", "OneProjectionOfGroups", "TablesByLongNames",
-    "MaskOfPairs", "AsTorchHasIt", "TensorScale", "WithTemperature",
-    "SelfOrCross", "ValuesBeforeKeys", "InANamedTuple", "InADict", "HiddenPadding",
-    "MultiheadAttention",  # the last ten return their weights: the core's in evaluation alone
-)  # fmt: skip
+CORE = [name for name, case in ZOO.items() if case.core]
 
 
 def test_the_zoo_is_large():
@@ -61,8 +46,7 @@ def test_the_zoo_is_large():
 @pytest.mark.parametrize("name", ZOO)
 def test_same_outputs_gradients_and_weights(name):
     module, twin = drawn_once(name)
-    for call in ZOO[name][1]:
-        args, named = split(call)
+    for args, named in ZOO[name].calls:
         results = []
         for one in (module, twin):
             one.zero_grad(set_to_none=True)
@@ -89,8 +73,7 @@ def test_same_outputs_gradients_and_weights(name):
 @pytest.mark.parametrize("name", CORE)
 def test_the_core_computes_what_is_one_layer(name):
     module, _ = drawn_once(name)
-    for call in ZOO[name][1]:
-        args, named = split(call)
+    for args, named in ZOO[name].calls:
         with torch.no_grad():
             assert mha_c.explain(module, *args, **named).as_dict()["way"] == "core"
     assert mt.report(module).as_dict()[""]["way"] == "core"
@@ -225,7 +208,7 @@ def test_torchs_function_alone_is_left_with_a_true_reason():
 
 def test_ten_steps_of_training(pair):
     module, twin, calls = pair
-    args, named = split(calls[0])
+    args, named = calls[0]
     ends = []
     for one in (module, twin):
         optimizer = torch.optim.SGD(one.parameters(), lr=0.05) if [*one.parameters()] else None
@@ -242,7 +225,7 @@ def test_ten_steps_of_training(pair):
 @pytest.mark.filterwarnings("ignore:convert left")
 def test_it_stays_the_readers(pair):
     module, twin, calls = pair
-    args, named = split(calls[0])
+    args, named = calls[0]
     kind = type(twin)
     assert isinstance(module, kind) and type(module).__name__ == kind.__name__ and repr(module) == repr(twin)
     assert (type(module).__module__, type(module).__qualname__) == (kind.__module__, kind.__qualname__)
@@ -271,8 +254,7 @@ def test_it_stays_the_readers(pair):
 
 def test_convert_calls_nothing():
     for name in ("MultiHeadAttention", "CausalSelfAttention", "MultiHeadedAttention"):
-        make, _ = ZOO[name]
-        module, calls = make(dropout=0.3), []
+        module, calls = ZOO[name].make(dropout=0.3), []
         module.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         for part in module.modules():
             part.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
@@ -285,8 +267,7 @@ def test_convert_calls_nothing():
 def test_dropout_acts_by_its_law():
     """In training it drops, with the probability that the module's own Dropout has at the call."""
     for name in ("MultiHeadedAttention", "DotProductAttention", "CausalSelfAttention", "HeadsInAList", "MHA"):
-        make, calls = ZOO[name]
-        module, (args, named) = mt.convert(make(dropout=0.5)), split(calls[0])
+        module, (args, named) = mt.convert(ZOO[name].make(dropout=0.5)), ZOO[name].calls[0]
         assert not torch.equal(tensors(module(*args, **named))[0], tensors(module(*args, **named))[0]), name
         module.eval()
         torch.testing.assert_close(module(*args, **named), module(*args, **named))
@@ -310,19 +291,19 @@ def test_cost_says_which_layer_has_the_same_sizes(name):
 
 def test_a_class_and_a_decorator():
     @mt.convert
-    class Mine(own_attention.MultiHeadAttention):
+    class Mine(zoo_modules.MultiHeadAttention):
         pass
 
     assert isinstance(Mine, type) and Mine.__name__ == "Mine" and mt.convert(Mine) is Mine
-    module, (args, _) = Mine(), split(ZOO["MultiHeadAttention"][1][0])
+    module, (args, _) = Mine(), ZOO["MultiHeadAttention"].calls[0]
     twin = copy.deepcopy(module)
-    expected = own_attention.MultiHeadAttention.forward(twin, *args)
+    expected = zoo_modules.MultiHeadAttention.forward(twin, *args)
     for _ in range(3):
         torch.testing.assert_close(module(*args), expected, **TOLERANCE)
     assert isinstance(module, Mine) and mha_c.explain(module, *args).as_dict()["way"] == "core"
 
     @mt.convert
-    class Wrong(own_attention.NoLengths):
+    class Wrong(zoo_modules.NoLengths):
         def forward(self, q, k, v):
             return super().forward(q, k, v) * 2
 
@@ -337,7 +318,7 @@ def test_a_class_and_a_decorator():
 
 def test_it_is_quick():
     """Twelve layers of width 768 within 0.1 s, and no table is copied."""
-    layers = nn.Sequential(*[own_self_attention.CausalSelfAttention(768, 12) for _ in range(12)])
+    layers = nn.Sequential(*[zoo_self.CausalSelfAttention(768, 12) for _ in range(12)])
     begin = time.process_time()
     mt.convert(layers)
     assert time.process_time() - begin < 0.1
@@ -346,9 +327,9 @@ def test_it_is_quick():
 
 
 def test_compare_takes_own_classes():
-    module, args = own_attention.MultiHeadAttention(), ZOO["MultiHeadAttention"][1][0]
+    module, args = zoo_modules.MultiHeadAttention(), ZOO["MultiHeadAttention"].calls[0][0]
     result = mha_c.d2l.compare(module, *args, seconds=0.02, show=False)
-    assert result["largest_difference"] < 1e-5 and type(module) is own_attention.MultiHeadAttention
+    assert result["largest_difference"] < 1e-5 and type(module) is zoo_modules.MultiHeadAttention
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
@@ -356,7 +337,7 @@ def test_compare_takes_own_classes():
 def test_lookalikes_give_what_their_own_lines_give(name):
     """What has the names of an attention and computes something else, in one line."""
     torch.manual_seed(0)
-    module = LOOKALIKES[name][0]().eval()
+    module = LOOKALIKES[name].make().eval()
     twin = copy.deepcopy(module)
     mt.convert(module)
     needed = [x for x in inspect.signature(module.forward).parameters.values() if x.default is x.empty]

@@ -14,20 +14,15 @@ from mha_c.torch._reading.attention import Attention, attentions  # noqa: E402
 from mha_c.torch._reading.graph import Value, walked  # noqa: E402
 from mha_c.torch._reading.reading import read, why_not  # noqa: E402
 from mha_c.torch._reading.sizes import Axis  # noqa: E402
-from own_attention import ZOO  # noqa: E402
+from zoo import ZOO  # noqa: E402
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
 @pytest.fixture(params=ZOO)
 def one_of_the_zoo(request):
-    make, calls = ZOO[request.param]
     torch.manual_seed(0)
-    module = make()
-    args, named = converted.split(calls[0])
-    with torch.no_grad():
-        module(*args, **named)  # lazy layers get their sizes
-    return module, calls
+    return ZOO[request.param].called(), ZOO[request.param].calls
 
 
 def leave_what_torch_hides(reading):
@@ -39,8 +34,7 @@ def leave_what_torch_hides(reading):
 
 def test_right_classes_are_read_whole(one_of_the_zoo):
     module, calls = one_of_the_zoo
-    for call in calls:
-        args, named = converted.split(call)
+    for args, named in calls:
         wanted = module(*args, **named)
         found, reading = read(module, tuple(args), named)
         leave_what_torch_hides(reading)
@@ -94,15 +88,13 @@ def test_a_module_that_a_call_makes_is_read_after_something_was_compiled(monkeyp
     monkeypatch.setattr(guard.GenerationTracker, "generation", guard.GenerationTracker.generation)
     guard.install_generation_tagging_init()
     assert torch.nn.Module.__init__.__module__ == guard.__name__
-    make, calls = ZOO["HiddenPadding"]
-    _, reading = read(make(), *converted.split(calls[0]))
+    _, reading = read(ZOO["HiddenPadding"].make(), *ZOO["HiddenPadding"].calls[0])
     assert reading.refused is None
 
 
 def test_attention_is_found_in_right_classes(one_of_the_zoo):
     module, calls = one_of_the_zoo
-    for call in calls:
-        args, named = converted.split(call)
+    for args, named in calls:
         _, reading = read(module, tuple(args), named)
         leave_what_torch_hides(reading)
         found = attentions(reading)

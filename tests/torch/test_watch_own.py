@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import needs
-from converted import ZOO, split, tensors
+from converted import tensors
 from mha_c import torch as mt
+from zoo import ZOO
 
 pytestmark = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 ALONE = ("ThreeLetters", "AttentionOfATranslator", "TranslatorWithMask")  # give their weights, which meet no values
@@ -56,10 +57,8 @@ def test_weights_are_those_of_the_softmax(folded, training):
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in ALONE])
 def test_all_that_readers_write_is_seen(name):
     """The students' classes: as many calls as before, the same results, the weights that they keep."""
-    make, calls = ZOO[name]
-    module = make().eval()
-    for call in calls:
-        args, named = split(call)
+    module = ZOO[name].make().eval()
+    for args, named in ZOO[name].calls:
         with torch.no_grad():
             expected = tensors(module(*args, **named))
             with mt.watch(module, compute="torch") as seen:

@@ -6,9 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from own_attention import TRIANGLE, ZOO, case, rows
+from zoo import case
+from zoo_modules import TRIANGLE, rows
 
 
+@case("causal_multi_head", [rows(2, 5, 8)], [rows(1, 8, 8)])
 class Head(nn.Module):
     """One head of a small GPT: causal by a table of ones."""
 
@@ -29,10 +31,7 @@ class Head(nn.Module):
         return wei @ self.value(x)
 
 
-ZOO["Head"] = Head, [[rows(2, 5, 8)], [rows(1, 8, 8)]]
-
-
-@case([rows(2, 5, 8)], [rows(3, 8, 8)])
+@case("causal_multi_head", [rows(2, 5, 8)], [rows(3, 8, 8)], core=False)
 class HeadsInAList(nn.Module):
     def __init__(self, num_heads=2, head_size=4, n_embd=8, dropout=0.0):
         super().__init__()
@@ -45,7 +44,7 @@ class HeadsInAList(nn.Module):
         return self.dropout(self.proj(out))
 
 
-@case([rows(2, 5, 8)], [rows(3, 9, 8)])
+@case("causal_multi_head", [rows(2, 5, 8)], [rows(3, 9, 8)])
 class CausalSelfAttention(nn.Module):
     """c_attn, c_proj, two dropouts and a table, as small GPTs have them."""
 
@@ -69,7 +68,7 @@ class CausalSelfAttention(nn.Module):
         return self.resid_dropout(self.c_proj(y))
 
 
-@case([rows(2, 5, 8)])
+@case("multi_head", [rows(2, 5, 8)])
 class VisionAttention(nn.Module):
     """qkv in one, (3, heads) as axes; attn_drop and proj_drop."""
 
@@ -91,7 +90,7 @@ class VisionAttention(nn.Module):
         return self.proj_drop(self.proj(x))
 
 
-@case([rows(2, 5, 8)])
+@case("multi_head", [rows(2, 5, 8)])
 class ToQkv(nn.Module):
     """to_qkv in thirds, to_out a Sequential."""
 
@@ -109,7 +108,7 @@ class ToQkv(nn.Module):
         return self.to_out(torch.matmul(attn, v).transpose(1, 2).flatten(2))
 
 
-@case([rows(2, 5, 6)], [rows(2, 5, 6), {"mask": TRIANGLE}], [rows(2, 5, 6), {"return_attention": True}])
+@case("multi_head", [rows(2, 5, 6)], [rows(2, 5, 6), {"mask": TRIANGLE}], [rows(2, 5, 6), {"return_attention": True}])
 class MultiheadAttention(nn.Module):
     """qkv_proj, head by head; a switch gives the weights, too."""
 
@@ -131,7 +130,7 @@ class MultiheadAttention(nn.Module):
         return (o, weights) if return_attention else o
 
 
-@case([rows(1, 5, 3)[0]])
+@case("multi_head", [rows(1, 5, 3)[0]], core=False)
 class MatricesAlone(nn.Module):
     """Matrices in the place of Linears, no batch."""
 
@@ -146,7 +145,7 @@ class MatricesAlone(nn.Module):
         return torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1) @ values
 
 
-@case([rows(2, 5, 4)], [rows(2, 6, 4)])
+@case("causal_multi_head", [rows(2, 5, 4)], [rows(2, 6, 4)])
 class CausalAttention(nn.Module):
     """W_query, W_key, W_value without an output; a mask that is cut."""
 
@@ -168,7 +167,7 @@ class CausalAttention(nn.Module):
         return attn_weights @ values
 
 
-@case([rows(2, 5, 4)])
+@case("causal_multi_head", [rows(2, 5, 4)], says="no_output_projection", of_class="", core=False)
 class HeadsWithoutOutput(nn.Module):
     def __init__(self, d_in=4, d_out=2, num_heads=3, dropout=0.0):
         super().__init__()
@@ -178,7 +177,7 @@ class HeadsWithoutOutput(nn.Module):
         return torch.cat([head(x) for head in self.heads], dim=-1)
 
 
-@case([rows(2, 5, 4)], [rows(1, 6, 4)])
+@case("causal_multi_head", [rows(2, 5, 4)], [rows(1, 6, 4)])
 class CausalHeads(nn.Module):
     """W_query ... out_proj, one input, a table of bools."""
 
@@ -209,7 +208,7 @@ class Settings:
         self.n_head, self.n_embd, self.dropout = n_head, n_embd, dropout
 
 
-@case([rows(2, 5, 8)], [rows(1, 9, 8)])
+@case("causal_multi_head", [rows(2, 5, 8)], [rows(1, 9, 8)])
 class FromSettings(nn.Module):
     """A record of settings knows the number of heads."""
 
@@ -229,7 +228,7 @@ class FromSettings(nn.Module):
         return self.proj((self.drop(scores.softmax(-1)) @ v).transpose(1, 2).contiguous().view(B, T, C))
 
 
-@case([rows(2, 5, 8)])
+@case("multi_head", [rows(2, 5, 8)], core=False)
 class MappingsOfEachHead(nn.Module):
     """A list of projections for each of queries, keys and values; a loop over the heads."""
 
@@ -249,7 +248,7 @@ class MappingsOfEachHead(nn.Module):
         return self.out(torch.cat(heads, dim=-1))
 
 
-@case([rows(2, 5, 8), TRIANGLE.bool()])
+@case("multi_head", [rows(2, 5, 8), TRIANGLE.bool()])
 class MaskNeeded(nn.Module):
     """A mask that must be given; no attribute says how many heads there are."""
 

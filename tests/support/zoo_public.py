@@ -6,14 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from own_attention import PAIRS, SEEN, TRIANGLE, case, cross, rows, self_of
+from zoo import case
+from zoo_modules import PAIRS, SEEN, TRIANGLE, cross, rows, self_of
 
 # ---- masks that must be given -----------------------------------------------------------------------------------
 
 HIDDEN = (PAIRS == 0).expand(2, 3, 5)
 
 
-@case([*(x.unflatten(-1, (2, 4)).transpose(1, 2) for x in cross()), HIDDEN[:, None]])
+@case("dot_product", [*(x.unflatten(-1, (2, 4)).transpose(1, 2) for x in cross()), HIDDEN[:, None]], core=False)
 class WeightsOfHeads(nn.Module):
     """Heads are made outside; True is hidden; no default for the mask."""
 
@@ -24,7 +25,7 @@ class WeightsOfHeads(nn.Module):
         return torch.matmul(attn, V), attn
 
 
-@case([*cross(), HIDDEN])
+@case("multi_head", [*cross(), HIDDEN], of_class="raises")
 class HiddenPadding(nn.Module):
     """The inner attention is made in the call; the mask, (B, Q, K) with True hidden, is repeated for the heads."""
 
@@ -42,7 +43,7 @@ class HiddenPadding(nn.Module):
         return self.fc(context.transpose(1, 2).reshape(n, -1, 8)), attn
 
 
-@case([rows(2, 5, 8), SEEN == 0])
+@case("multi_head", [rows(2, 5, 8), SEEN == 0])
 class KeyPadding(nn.Module):
     """(B, K), True where the key is padding."""
 
@@ -59,7 +60,7 @@ class KeyPadding(nn.Module):
         return self.o((attn @ v).transpose(1, 2).reshape(B, T, d))
 
 
-@case([rows(1, 2, 4)[0], rows(5, 2, 6), SEEN])
+@case("additive", [rows(1, 2, 4)[0], rows(5, 2, 6), SEEN], core=False)
 class TranslatorWithMask(nn.Module):
     """(hidden (B, H), encoder_outputs (T, B, E), mask (B, T)); weights alone."""
 
@@ -73,7 +74,7 @@ class TranslatorWithMask(nn.Module):
         return F.softmax(self.v_fc(energy).squeeze(2).masked_fill(mask == 0, -1e10), dim=1)
 
 
-@case([rows(1, 2, 4)[0], rows(2, 5, 6)])
+@case("additive", [rows(1, 2, 4)[0], rows(2, 5, 6)], says="raises", of_class="not_judged", core=False)
 class CaptionOfAPicture(nn.Module):
     """The encoder's projection first; its values by a product and a sum."""
 
@@ -91,7 +92,7 @@ class CaptionOfAPicture(nn.Module):
 # ---- weights with an axis of heads -----------------------------------------------------------------------------
 
 
-@case([rows(2, 5, 8)])
+@case("causal_multi_head", [rows(2, 5, 8)])
 class ParametersOfHeads(nn.Module):
     """(H, D, K) for each of W_Q, W_K, W_V, with biases beside them; (H, K, D) for W_O."""
 
@@ -113,7 +114,7 @@ class ParametersOfHeads(nn.Module):
         return torch.einsum("bqhk,hkd->bqd", z, self.W_O) + self.b_O
 
 
-@case([rows(2, 5, 8)])
+@case("multi_head", [rows(2, 5, 8)])
 class EinsumThenLinear(nn.Module):
     """(D, H, K), then a Linear."""
 
@@ -130,7 +131,7 @@ class EinsumThenLinear(nn.Module):
 # ---- names, flags, places of dropout ----------------------------------------------------------------------------
 
 
-@case([rows(2, 5, 8)])
+@case("multi_head", [rows(2, 5, 8)])
 class WithLayerPast(nn.Module):
     """c_q, c_k, c_v; an argument for a cache that is not used; dropout of a function, by the rate of a module."""
 
@@ -146,7 +147,7 @@ class WithLayerPast(nn.Module):
         return self.c_proj((weights @ v).transpose(1, 2).flatten(2))
 
 
-@case([rows(2, 5, 8)])
+@case("causal_multi_head", [rows(2, 5, 8)])
 class ByGenerators(nn.Module):
     """One head, of an input that is called context."""
 
@@ -169,7 +170,7 @@ class Prepared(nn.Module):
         return self.linear(x).unflatten(-1, (self.heads, -1))
 
 
-@case([dict(zip(("query", "key", "value"), self_of()))])
+@case("multi_head", [dict(zip(("query", "key", "value"), self_of()))], says="batch_for_steps")
 class HeadsLast(nn.Module):
     """Time first, by keywords alone; weights (Q, K, B, H), kept after dropout."""
 
@@ -203,7 +204,7 @@ class RotaryEmbedding(nn.Module):
         return x * angles.cos() + torch.cat((-second, first), dim=-1) * angles.sin()
 
 
-@case([rows(2, 5, 8)], [rows(2, 140, 8)])
+@case("causal_multi_head", [rows(2, 5, 8)], [rows(2, 140, 8)])
 class RotatedAndShared(nn.Module):
     """Features i and i + D / 2 turn together, by a module; two heads of queries share one of keys."""
 
@@ -223,7 +224,7 @@ class RotatedAndShared(nn.Module):
         return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-@case([rows(2, 5, 8)])
+@case("multi_head", [rows(2, 5, 8)], says="unknown", of_class="raises")
 class RotatedAsComplexNumbers(nn.Module):
     """Features 2i and 2i + 1 turn together, by a table of complex numbers."""
 
@@ -247,7 +248,7 @@ def angles(rows_of_a_table, width=4):
     return torch.outer(torch.arange(rows_of_a_table).float(), 10000.0 ** (-torch.arange(0, width, 2).float() / width))
 
 
-@case([rows(2, 5, 8), {"freqs_cis": torch.polar(torch.ones(5, 2), angles(9)[4:])}])
+@case("multi_head", [rows(2, 5, 8), {"freqs_cis": torch.polar(torch.ones(5, 2), angles(9)[4:])}], says="untried")
 class FrequenciesAreGiven(RotatedAsComplexNumbers):
     """The rows of a table of complex numbers, by the model, as many as there are queries."""
 
@@ -259,7 +260,11 @@ class FrequenciesAreGiven(RotatedAsComplexNumbers):
         return self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-@case([rows(2, 5, 8), TRIANGLE == 0, {"cos": angles(9).cos().repeat(1, 2), "sin": angles(9).sin().repeat(1, 2)}])
+@case(
+    "causal_multi_head",
+    [rows(2, 5, 8), TRIANGLE == 0, {"cos": angles(9).cos().repeat(1, 2), "sin": angles(9).sin().repeat(1, 2)}],
+    of_class="mask_inverted",
+)
 class CosinesAreGiven(RotatedAsComplexNumbers):
     """Whole tables of cosines and sines, as wide as a head; a mask that hides."""
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from own_attention import PAIRS, SEEN, case, cross, rows
+from zoo import case
+from zoo_modules import PAIRS, SEEN, cross, rows
 
 HIDDEN, ONE = SEEN == 0, [rows(2, 5, 8)]
 _ANGLES = torch.arange(8.0)[:, None] * 10000.0 ** -(torch.arange(0, 4, 2) / 4)
@@ -37,9 +38,9 @@ class Projected(nn.Module):
 ADDED = (SEEN[:, None, None] - 1) * 1e4
 
 
-@case([rows(2, 5, 8)], [rows(2, 5, 8), ADDED],
+@case("multi_head", [rows(2, 5, 8)], [rows(2, 5, 8), ADDED],
       [rows(2, 3, 8), {"encoder_hidden_states": rows(2, 5, 8, 1), "encoder_attention_mask": ADDED}],
-      [rows(2, 5, 8), {"output_attentions": True}])  # fmt: skip
+      [rows(2, 5, 8), {"output_attentions": True}], says="mask_ignored")  # fmt: skip
 class SelfOrCross(Projected):
     """A mask of its own for the encoder's states, one for heads, and results in a tuple of one or two."""
 
@@ -56,7 +57,9 @@ class SelfOrCross(Projected):
         return (context, probabilities) if output_attentions else (context,)
 
 
-@case(cross(), [*cross(), rows(1, 3, 5)[0]], [*cross(), None, HIDDEN], [*cross(), rows(1, 3, 5)[0], HIDDEN])
+@case(
+    "multi_head", cross(), [*cross(), rows(1, 3, 5)[0]], [*cross(), None, HIDDEN], [*cross(), rows(1, 3, 5)[0], HIDDEN]
+)
 class TwoMasks(Projected):
     """One is added to the scores, the other says which keys are padding; both may come."""
 
@@ -69,7 +72,7 @@ class TwoMasks(Projected):
         return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-@case(ONE, [*ONE, SEEN])
+@case("multi_head", ONE, [*ONE, SEEN], says="mask_ignored")
 class MaskForLater(Projected):
     """No line reads the mask."""
 
@@ -78,6 +81,7 @@ class MaskForLater(Projected):
 
 
 @case(
+    "multi_head",
     cross()[:2],
     [*cross()[:2], {"attention_mask": PAIRS.expand(2, 3, 5)}],
     [*cross(), PAIRS.bool().expand(2, 3, 5), True],
@@ -108,7 +112,7 @@ class ValuesBeforeKeys(nn.Module):
 Attended = namedtuple("Attended", "output weights")
 
 
-@case(cross())
+@case("multi_head", cross())
 class InANamedTuple(Projected):
     def forward(self, query, key, value):
         q, k, v = self.project(query, key, value)
@@ -116,7 +120,7 @@ class InANamedTuple(Projected):
         return Attended(self.o((weights @ v).transpose(1, 2).flatten(2)), weights)
 
 
-@case(cross())
+@case("multi_head", cross())
 class InADict(InANamedTuple):
     def forward(self, query, key, value):
         return super().forward(query, key, value)._asdict()
@@ -125,7 +129,7 @@ class InADict(InANamedTuple):
 # ---- weights -----------------------------------------------------------------------------------------------------
 
 
-@case(ONE)
+@case("multi_head", ONE)
 class BiasesBeside(nn.Module):
     """Biases of the queries and values alone, beside one projection."""
 
@@ -140,7 +144,7 @@ class BiasesBeside(nn.Module):
         return self.proj(mixed(q, k, v))
 
 
-@case(ONE, [*ONE, {"lengths": torch.tensor([2, 5])}])
+@case("multi_head", ONE, [*ONE, {"lengths": torch.tensor([2, 5])}])
 class KeysFirst(nn.Module):
     """One projection, in the order that its name says."""
 
@@ -156,7 +160,12 @@ class KeysFirst(nn.Module):
         return self.unify(mixed(q, k, v, bias))
 
 
-@case([rows(2, 5, 8), torch.stack((_ANGLES.cos(), _ANGLES.sin()), -1)[:5], torch.ones(5, 5).tril().bool()])
+@case(
+    "multi_head",
+    [rows(2, 5, 8), torch.stack((_ANGLES.cos(), _ANGLES.sin()), -1)[:5], torch.ones(5, 5).tril().bool()],
+    says="untried",
+    of_class="internal",
+)
 class OneProjectionOfGroups(nn.Module):
     """Queries of two heads beside one key and value; angles (T, D/2, 2) and a mask must be given."""
 
@@ -179,14 +188,14 @@ class OneProjectionOfGroups(nn.Module):
         return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
 
 
-@case([rows(2, 5, 8), _ANGLES.cos()[:5], _ANGLES.sin()[:5]])
+@case("causal_multi_head", [rows(2, 5, 8), _ANGLES.cos()[:5], _ANGLES.sin()[:5]], of_class="internal")
 class TablesByLongNames(OneProjectionOfGroups):
     def forward(self, x, freqs_cos, freqs_sin):
         future = torch.ones(x.shape[1], x.shape[1]).tril().bool()
         return super().forward(x, torch.stack((freqs_cos, freqs_sin), -1), future)
 
 
-@case([rows(1, 2, 4)[0], rows(2, 5, 6), SEEN])
+@case("additive", [rows(1, 2, 4)[0], rows(2, 5, 6), SEEN], core=False)
 class ThreeLetters(nn.Module):
     """W, U, v; weights alone, and a mask that must be given."""
 
@@ -202,7 +211,7 @@ class ThreeLetters(nn.Module):
         return self.energy(s, H).squeeze(-1).masked_fill(mask == 0, float("-inf")).softmax(-1)
 
 
-@case([rows(1, 2, 4)[0], rows(2, 5, 6)], [rows(1, 2, 4)[0], rows(2, 5, 6), SEEN])
+@case("additive", [rows(1, 2, 4)[0], rows(2, 5, 6)], [rows(1, 2, 4)[0], rows(2, 5, 6), SEEN], says="raises", core=False)
 class QueryAndValues(ThreeLetters):
     """The values are the keys, and the weights a column."""
 
@@ -216,7 +225,7 @@ class QueryAndValues(ThreeLetters):
 # ---- dropout and scale -------------------------------------------------------------------------------------------
 
 
-@case(ONE)
+@case("multi_head", ONE, of_class="dropout_elsewhere")
 class DropoutOfTheOutput(Projected):
     """Beside the projection, in one Sequential; the weights are not dropped."""
 
@@ -228,7 +237,7 @@ class DropoutOfTheOutput(Projected):
         return self.o(mixed(*self.project(x, x, x)))
 
 
-@case(ONE)
+@case("causal_multi_head", ONE)
 class RateOfANumber(Projected):
     """The rate of a number; one Dropout is left over from other lines."""
 
@@ -244,7 +253,12 @@ class RateOfANumber(Projected):
         return self.resid_dropout(self.o(y.transpose(1, 2).flatten(2)))
 
 
-@case([heads_of(x, 4) for x in cross()], [*(heads_of(x, 4) for x in cross()), {"mask": SEEN[:, None, None]}])
+@case(
+    "dot_product",
+    [heads_of(x, 4) for x in cross()],
+    [*(heads_of(x, 4) for x in cross()), {"mask": SEEN[:, None, None]}],
+    core=False,
+)
 class Temperature(nn.Module):
     """The root of a number of features, 2, that a call must have."""
 

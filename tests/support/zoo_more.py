@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from own_attention import EACH, LENS, PAIRS, SEEN, ZOO, case, cross, masked_softmax, rows, self_of
+from zoo import case
+from zoo_modules import EACH, LENS, PAIRS, SEEN, cross, masked_softmax, rows, self_of
 
 
 def heads_of(x, n):
@@ -36,7 +37,7 @@ class Projected(nn.Module):
         return q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
 
 
-@case([*cross()], [*cross(), ~SEEN[:, None, None].bool()])
+@case("multi_head", [*cross()], [*cross(), ~SEEN[:, None, None].bool()])
 class TrueIsHidden(Projected):
     def forward(self, q, k, v, attn_mask=None):
         q, k, v = self.project(q, k, v)
@@ -46,7 +47,7 @@ class TrueIsHidden(Projected):
         return self.output(self.dropout(scores.softmax(-1)) @ v)
 
 
-@case([*cross()], [*cross(), (1 - PAIRS) * -1e9])
+@case("multi_head", [*cross()], [*cross(), (1 - PAIRS) * -1e9])
 class AddedMask(Projected):
     names = "linear_q", "linear_k", "linear_v", "linear_out"
 
@@ -58,7 +59,7 @@ class AddedMask(Projected):
         return self.output(self.dropout(self.attn_weights) @ v)
 
 
-@case([*cross()], [*cross(), SEEN.bool()])
+@case("multi_head", [*cross()], [*cross(), SEEN.bool()])
 class KeyMask(Projected):
     names = "q_lin", "k_lin", "v_lin", "out_lin"
 
@@ -71,7 +72,7 @@ class KeyMask(Projected):
         return self.output(context)
 
 
-@case([*cross()], [*cross(), SEEN[:, None, :].bool().expand(2, 3, 5)])
+@case("multi_head", [*cross()], [*cross(), SEEN[:, None, :].bool().expand(2, 3, 5)])
 class MaskOfPairs(Projected):
     names = "query", "key", "value", "out"
 
@@ -84,7 +85,12 @@ class MaskOfPairs(Projected):
         return self.output(self.dropout(weights) @ v), weights.mean(dim=1)
 
 
-@case([rows(2, 5, 8)], [rows(2, 5, 8), {"attention_mask": (1.0 - SEEN[:, None, None].float()) * -10000.0}])
+@case(
+    "multi_head",
+    [rows(2, 5, 8)],
+    [rows(2, 5, 8), {"attention_mask": (1.0 - SEEN[:, None, None].float()) * -10000.0}],
+    says="no_output_projection",
+)
 class BertSelfAttention(nn.Module):
     """query, key, value without an output; an added mask of -10000."""
 
@@ -109,7 +115,7 @@ class BertSelfAttention(nn.Module):
         return context.view(*context.size()[:-2], -1)
 
 
-@case([rows(2, 3, 8)], [rows(2, 3, 8), rows(2, 5, 6, 1)])
+@case("multi_head", [rows(2, 3, 8)], [rows(2, 3, 8), rows(2, 5, 8, 1)])
 class CrossAttention(nn.Module):
     """x and a context; to_q, to_kv, to_out."""
 
@@ -129,10 +135,7 @@ class CrossAttention(nn.Module):
         return self.to_out(torch.einsum("bhij,bhjd->bhid", self.drop(attn), v).transpose(1, 2).flatten(2))
 
 
-ZOO["CrossAttention"] = CrossAttention, [[rows(2, 3, 8)], [rows(2, 3, 8), rows(2, 5, 8, 1)]]
-
-
-@case([rows(2, 3, 8), rows(2, 5, 8, 1)])
+@case("multi_head", [rows(2, 3, 8), rows(2, 5, 8, 1)])
 class KeysAndValuesInOne(nn.Module):
     def __init__(self, dim=8, num_heads=2, dropout=0.0):
         super().__init__()
@@ -147,7 +150,7 @@ class KeysAndValuesInOne(nn.Module):
         return self.proj((attn @ v).transpose(1, 2).flatten(2))
 
 
-@case([rows(2, 5, 8)], [rows(1, 7, 8)])
+@case("causal_multi_head", [rows(2, 5, 8)], [rows(1, 7, 8)])
 class GroupedQueryAttention(nn.Module):
     """num_kv_heads heads of keys, repeated for the queries; causal."""
 
@@ -169,7 +172,7 @@ class GroupedQueryAttention(nn.Module):
         return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape))
 
 
-@case([*cross(), LENS], [*cross(), None])
+@case("multi_head", [*cross(), LENS], [*cross(), None])
 class MultiQueryAttention(nn.Module):
     """One head of keys and values for all queries."""
 
@@ -189,7 +192,7 @@ class MultiQueryAttention(nn.Module):
         return self.W_o((self.dropout(self.attention_weights) @ v).transpose(1, 2).flatten(2))
 
 
-@case([*(x.transpose(0, 1) for x in cross())])
+@case("multi_head", [*(x.transpose(0, 1) for x in cross())])
 class TimeFirst(nn.Module):
     """(T, B, features), as old translators have it."""
 
@@ -208,7 +211,7 @@ class TimeFirst(nn.Module):
 
 if hasattr(F, "scaled_dot_product_attention"):
 
-    @case([rows(2, 5, 8)], [rows(3, 7, 8)])
+    @case("causal_multi_head", [rows(2, 5, 8)], [rows(3, 7, 8)])
     class FusedCausal(nn.Module):
         """torch's own function, dropout as a number."""
 
@@ -226,7 +229,7 @@ if hasattr(F, "scaled_dot_product_attention"):
             return self.resid_dropout(self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C)))
 
 
-@case([*cross(), LENS], [*cross(), None])
+@case("dot_product", [*cross(), LENS], [*cross(), None], of_class="dropout_elsewhere")
 class DropoutOfANumber(nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
@@ -237,7 +240,7 @@ class DropoutOfANumber(nn.Module):
         return F.dropout(weights, p=self.p, training=self.training) @ values
 
 
-@case([*cross(), LENS], [*cross(), EACH])
+@case("multi_head", [*cross(), LENS], [*cross(), EACH], says="raises")
 class Undecorated(Projected):
     """A method for each step; a length for each query; weights under another name."""
 
@@ -255,7 +258,7 @@ class Undecorated(Projected):
 # ---- additive ---------------------------------------------------------------------------------------------------
 
 
-@case([rows(1, 2, 4)[0], rows(5, 2, 6)], [rows(1, 3, 4)[0], rows(7, 3, 6)])
+@case("additive", [rows(1, 2, 4)[0], rows(5, 2, 6)], [rows(1, 3, 4)[0], rows(7, 3, 6)], core=False)
 class AttentionOfATranslator(nn.Module):
     """One projection of [hidden; encoder_outputs]; (T, B, E); weights alone."""
 
@@ -272,7 +275,7 @@ class AttentionOfATranslator(nn.Module):
         return F.softmax(self.v(energy).squeeze(2), dim=1)
 
 
-@case([rows(1, 2, 4)[0], rows(2, 5, 6)])
+@case("additive", [rows(1, 2, 4)[0], rows(2, 5, 6)], core=False)
 class ContextAndWeights(nn.Module):
     """(hidden (B, H), encoder_outputs (B, T, E)): gives (context, weights)."""
 
@@ -287,7 +290,7 @@ class ContextAndWeights(nn.Module):
         return context, weights
 
 
-@case([rows(2, 1, 4), rows(2, 5, 6)])
+@case("additive", [rows(2, 1, 4), rows(2, 5, 6)], core=False)
 class BahdanauAttention(nn.Module):
     """Wa, Ua, Va, one query (B, 1, H): gives (context, weights)."""
 
@@ -301,7 +304,7 @@ class BahdanauAttention(nn.Module):
         return torch.bmm(weights, keys), weights
 
 
-@case([*cross(6, 4, 7), SEEN.bool()], [*cross(6, 4, 7), None])
+@case("additive", [*cross(6, 4, 7), SEEN.bool()], [*cross(6, 4, 7), None], of_class="swapped_projections")
 class VectorOfScores(nn.Module):
     """A vector for v, one projection of both, a mask of keys."""
 
@@ -321,7 +324,7 @@ class VectorOfScores(nn.Module):
         return self.dropout(self.weights) @ value
 
 
-@case([*self_of()], [*cross()])
+@case("multi_head", [*self_of()], [*cross()])
 class NotKept(Projected):
     """No dropout, no mask, nothing kept; an attribute more."""
 
@@ -335,7 +338,7 @@ class NotKept(Projected):
         return self.output(self.scores(q, k).softmax(-1) @ v)
 
 
-@case([rows(1, 2, 4), rows(2, 5, 6)])
+@case("additive", [rows(1, 2, 4), rows(2, 5, 6)], says="dropout_in_eval", of_class="one_line", core=False)
 class HiddenOfAnRnn(nn.Module):
     """hidden (1, B, H) as an RNN gives it; context (B, E), weights (B, T, 1)."""
 
@@ -349,14 +352,14 @@ class HiddenOfAnRnn(nn.Module):
         return (weights * enc_output).sum(1), weights
 
 
-@case([rows(2, 3, 4), rows(2, 5, 4)])
+@case("dot_product", [rows(2, 3, 4), rows(2, 5, 4)], core=False)
 class KeysAreValues(nn.Module):
     def forward(self, query, keys):
         weights = F.softmax(torch.bmm(query, keys.transpose(1, 2)) / math.sqrt(query.size(-1)), dim=-1)
         return torch.bmm(weights, keys), weights
 
 
-@case([*cross()], [*cross(), ~SEEN.bool()], [*cross(), {"need_weights": False}])
+@case("multi_head", [*cross()], [*cross(), ~SEEN.bool()], [*cross(), {"need_weights": False}])
 class AsTorchHasIt(Projected):
     """key_padding_mask, need_weights: (output, mean of the weights)."""
 

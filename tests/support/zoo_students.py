@@ -1,29 +1,8 @@
-"""Students' attention: each kind in several styles, none of them from the book's text, each with its mistakes by name.
-
-`STYLES[kind]` is a list of makers; maker(*mistakes) gives an implementation, or raises KeyError where that style does
-not make this mistake.  A maker called without mistakes gives a right one.
-"""
+"""Students' attention: each kind in several styles, none of them of the book's text, with its mistakes by name."""
 
 import numpy as np
 
-# CPU time of an answer.  The slowest of 566 takes 2.4 s on an AMD EPYC family 25 model 1 (Zen 3), 2 cores, while twenty
-# other programs share its caches, and less alone.
-SECONDS = 4
-
-
-def maker(*names):
-    """Over made(ask) -> implementation, which can make the mistakes `names`; ask("id"): whether it makes this one."""
-
-    def named(made):
-        def make(*mistakes):
-            if not set(mistakes) <= set(names):
-                raise KeyError(f"{made.__name__} cannot make {mistakes}")
-            return made(lambda name: name in mistakes)
-
-        make.__name__ = made.__name__
-        return make
-
-    return named
+from zoo import style
 
 
 def but(ask, own):
@@ -31,9 +10,8 @@ def but(ask, own):
     return lambda name: name != own and ask(name)
 
 
-MASKS = ["lens_tiled", "mask_off_by_one", "mask_inverted", "mask_after_softmax", "no_mask", "mask_zero", "softmax_axis",
-         "no_softmax"]  # fmt: skip
-SCALES = ["no_scale", "scale_d", "scale_inverted", "swapped_keys_values", "scale_keys"]
+MASKS = "lens_tiled mask_off_by_one mask_inverted mask_after_softmax no_mask mask_zero softmax_axis no_softmax "
+SCALES = "no_scale scale_d scale_inverted swapped_keys_values scale_keys "
 
 # ---- NumPy, with axes written out ----------------------------------------------------------------------------------
 
@@ -64,7 +42,7 @@ def numpy_weights(ask, scores, hidden):
     return weights * ~hidden if late and hidden is not None else weights
 
 
-@maker(*MASKS)
+@style("masked_softmax", MASKS)
 def numpy_masked_softmax(ask):
     def softmax_with_lengths(scores, lens=None):
         return numpy_weights(ask, scores, numpy_mask(ask, scores, lens))
@@ -82,7 +60,7 @@ def scaled(ask, product, size, keys, root):
     return product * root(size) if ask("scale_inverted") else product / root(size)
 
 
-@maker(*MASKS, *SCALES)
+@style("dot_product", MASKS + SCALES)
 def numpy_dot_product(ask):
     def attention(q, k, v, valid_len=None):
         if ask("swapped_keys_values"):
@@ -97,7 +75,7 @@ def numpy_dot_product(ask):
 # ---- one number after another --------------------------------------------------------------------------------------
 
 
-LOOP_MASKS = [name for name in MASKS if name not in ("lens_tiled", "softmax_axis")]
+LOOP_MASKS = "mask_off_by_one mask_inverted mask_after_softmax no_mask mask_zero no_softmax "
 
 
 def loop_row(ask, row, length):
@@ -127,7 +105,7 @@ def loop_length(valid_lens, b, i):
     return valid_lens[b] if valid_lens.ndim == 1 else valid_lens[b, i]
 
 
-@maker(*LOOP_MASKS)
+@style("masked_softmax", LOOP_MASKS)
 def loop_masked_softmax(ask):
     def my_softmax(X, valid_lens):
         return [[loop_row(ask, list(row), loop_length(valid_lens, b, i)) for i, row in enumerate(item)]
@@ -136,7 +114,7 @@ def loop_masked_softmax(ask):
     return my_softmax
 
 
-@maker(*LOOP_MASKS, *SCALES)
+@style("dot_product", LOOP_MASKS + SCALES)
 def loop_dot_product(ask):
     def attend(queries, keys, values, valid_lens=None):
         if ask("swapped_keys_values"):
@@ -156,10 +134,10 @@ def loop_dot_product(ask):
 
 # ---- additive attention --------------------------------------------------------------------------------------------
 
-ADDITIVE = ["no_tanh", "product_for_sum", "scaled", "no_w_v", "swapped_projections", "swapped_keys_values"]
+ADDITIVE = "no_tanh product_for_sum scaled no_w_v swapped_projections swapped_keys_values "
 
 
-@maker(*ADDITIVE, *MASKS)
+@style("additive", ADDITIVE + MASKS)
 def numpy_additive(ask):
     def bahdanau(query, key, value, w_v, W_k, W_q, lens=None):  # weights (outputs, inputs), w_v (1, hiddens)
         if ask("swapped_keys_values"):
@@ -177,7 +155,7 @@ def numpy_additive(ask):
     return bahdanau
 
 
-@maker(*ADDITIVE, "no_mask")
+@style("additive", ADDITIVE + "no_mask")
 def loop_additive(ask):
     def score(q, k, W_q, W_k, w_v):
         h = len(w_v)
@@ -204,11 +182,11 @@ def loop_additive(ask):
 # ---- heads ---------------------------------------------------------------------------------------------------------
 
 
-SPLITS = ["heads_without_transpose", "heads_interleaved", "heads_joined_wrong"]
-JOINS = ["heads_joined_wrong", "heads_interleaved"]
+SPLITS = "heads_without_transpose heads_interleaved heads_joined_wrong "
+JOINS = "heads_joined_wrong heads_interleaved "
 
 
-@maker(*SPLITS)
+@style("transpose_qkv", SPLITS)
 def numpy_transpose_qkv(ask):
     def split_heads(x, heads):
         batch, steps, hiddens = x.shape
@@ -224,7 +202,7 @@ def numpy_transpose_qkv(ask):
     return split_heads
 
 
-@maker(*SPLITS)
+@style("transpose_qkv", SPLITS)
 def einsum_transpose_qkv(ask):
     def transpose_qkv(X, num_heads):
         b, t, h = X.shape
@@ -239,7 +217,7 @@ def einsum_transpose_qkv(ask):
     return transpose_qkv
 
 
-@maker(*JOINS)
+@style("transpose_output", JOINS)
 def numpy_transpose_output(ask):
     def merge_heads(x, n_heads):
         rows, steps, d = x.shape
@@ -254,7 +232,7 @@ def numpy_transpose_output(ask):
     return merge_heads
 
 
-@maker(*JOINS)
+@style("transpose_output", JOINS)
 def einsum_transpose_output(ask):
     def transpose_output(X, num_heads):
         four = X.reshape(-1, num_heads, *X.shape[1:])
@@ -266,9 +244,8 @@ def einsum_transpose_output(ask):
     return transpose_output
 
 
-HEADS = ["heads_without_transpose", "heads_interleaved", "no_output_projection", "scale_num_hiddens", "no_scale",
-         "swapped_projections", "lens_tiled", "no_mask", "mask_inverted", "softmax_axis", "swapped_keys_values",
-         "mask_after_softmax"]  # fmt: skip
+HEADS = """heads_without_transpose heads_interleaved no_output_projection scale_num_hiddens no_scale
+swapped_projections lens_tiled no_mask mask_inverted softmax_axis swapped_keys_values mask_after_softmax"""
 
 
 def head_parts(ask, x, heads):
@@ -310,7 +287,7 @@ def multi_head_attention(ask, queries, keys, values, lens, weights, heads):
     return joined if ask("no_output_projection") else joined @ W_o
 
 
-@maker(*HEADS)
+@style("multi_head", HEADS)
 def numpy_multi_head(ask):
     def mha(q, k, v, lens, n_heads, W_q, W_k, W_v, W_o):
         return multi_head_attention(ask, q, k, v, lens, (W_q, W_k, W_v, W_o), n_heads)
@@ -318,7 +295,7 @@ def numpy_multi_head(ask):
     return mha
 
 
-@maker(*HEADS)
+@style("multi_head", HEADS)
 def class_multi_head(ask):
     class MultiHead:
         """Plain arrays as weights, in the order of torch's Linear."""
@@ -338,10 +315,10 @@ def class_multi_head(ask):
 
 # ---- positions, and the future -------------------------------------------------------------------------------------
 
-POSITIONS = ["sin_cos_swapped", "wrong_exponent", "position_off_by_one"]
+POSITIONS = "sin_cos_swapped wrong_exponent position_off_by_one "
 
 
-@maker(*POSITIONS)
+@style("positional_encoding", POSITIONS)
 def numpy_positional_encoding(ask):
     def add_positions(x):
         first = 1 if ask("position_off_by_one") else 0
@@ -355,7 +332,7 @@ def numpy_positional_encoding(ask):
     return add_positions
 
 
-@maker(*POSITIONS)
+@style("positional_encoding", POSITIONS)
 def loop_positional_encoding(ask):
     def position_encoding(X):
         Y = np.array(X)
@@ -370,11 +347,12 @@ def loop_positional_encoding(ask):
     return position_encoding
 
 
-FUTURE = """sees_future causal_corner mask_off_by_one mask_after_softmax mask_zero softmax_axis no_scale scale_d
-scale_inverted swapped_keys_values no_softmax scale_keys""".split()
+LOOP_FUTURE = """sees_future causal_corner mask_off_by_one mask_after_softmax mask_zero no_scale scale_d scale_inverted
+swapped_keys_values no_softmax scale_keys """
+FUTURE = LOOP_FUTURE + "softmax_axis"
 
 
-@maker(*FUTURE)
+@style("causal", FUTURE)
 def numpy_causal(ask):
     def causal_attention(q, k, v):
         if ask("swapped_keys_values"):
@@ -390,7 +368,7 @@ def numpy_causal(ask):
     return causal_attention
 
 
-@maker(*(name for name in FUTURE if name != "softmax_axis"))
+@style("causal", LOOP_FUTURE)
 def loop_causal(ask):
     def masked_self_attention(queries, keys, values):
         if ask("swapped_keys_values"):
@@ -409,15 +387,3 @@ def loop_causal(ask):
         return out
 
     return masked_self_attention
-
-
-STYLES = {
-    "masked_softmax": [numpy_masked_softmax, loop_masked_softmax],
-    "dot_product": [numpy_dot_product, loop_dot_product],
-    "additive": [numpy_additive, loop_additive],
-    "multi_head": [numpy_multi_head, class_multi_head],
-    "transpose_qkv": [numpy_transpose_qkv, einsum_transpose_qkv],
-    "transpose_output": [numpy_transpose_output, einsum_transpose_output],
-    "positional_encoding": [numpy_positional_encoding, loop_positional_encoding],
-    "causal": [numpy_causal, loop_causal],
-}

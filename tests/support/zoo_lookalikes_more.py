@@ -5,16 +5,17 @@ import math
 import torch
 from torch import nn
 
-from own_lookalikes import Additive, Dot, Heads, OneInput, differs
+from zoo import differs
+from zoo_lookalikes import Additive, Dot, Heads, OneInput
 
 
-@differs("large scores are cut off")
+@differs("dot_product", "")
 class Clipped(Dot):
     def scores(self, q, k):
         return super().scores(q, k).clamp(-50, 50)
 
 
-@differs()
+@differs("dot_product", "", of_class="scale_fixed")
 class FixedTemperature(Dot):
     """Right for four features alone."""
 
@@ -26,7 +27,7 @@ class FixedTemperature(Dot):
         return torch.bmm(q, k.transpose(1, 2)) / self.scale
 
 
-@differs("multiplied by 0.3333, not by .*; dot_product_attention.*scale=0.3333")
+@differs("dot_product", "scale_fixed")
 class TemperatureThatIsAWidth(Dot):
     """Three is the width of the inputs that it is tried with, too, and not its reason."""
 
@@ -34,27 +35,27 @@ class TemperatureThatIsAWidth(Dot):
         return torch.bmm(q, k.transpose(1, 2)) / 3
 
 
-@differs(r"scale=0.5882 / q.shape\[-1\] \*\* 0.5")
+@differs("dot_product", "one_line")
 class TemperatureBesideTheWidth(Dot):
     def scores(self, q, k):
         return torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]) / 1.7
 
 
-@differs("a number that changes with the inputs.* in `.*batch")
+@differs("dot_product", "unknown")
 class TemperatureThatIsTheBatch(Dot):
     def scores(self, q, k):
         batch = q.shape[0]
         return torch.bmm(q, k.transpose(1, 2)) / batch
 
 
-@differs("a number that changes with the inputs.* in `.*rows")
+@differs("dot_product", "one_line")
 class TemperatureOfTheQueries(Dot):
     def scores(self, q, k):
         rows = q.shape[1]
         return torch.bmm(q, k.transpose(1, 2)) / math.sqrt(q.shape[-1]) / rows
 
 
-@differs("mask has no effect")
+@differs("multi_head", "mask_ignored")
 class MaskOfShortRowsAlone(OneInput):
     """A parameter that lines do read, though not in the calls that compare."""
 
@@ -66,7 +67,7 @@ class MaskOfShortRowsAlone(OneInput):
         return self.output(self.dropout(scores.softmax(-1)) @ v)
 
 
-@differs("q_scale")
+@differs("multi_head", "extra_parameter")
 class ScaleBesideProjections(Heads):
     """A vector that a name could take for a bias."""
 
@@ -77,7 +78,7 @@ class ScaleBesideProjections(Heads):
         return self.split(self.W_q(q) * self.q_scale), self.split(self.W_k(k)), self.split(self.W_v(v))
 
 
-@differs()
+@differs("additive", "unknown")
 class LinesOfAnotherAdditive(Additive):
     """W, U, v with gelu, by names that say nothing."""
 
@@ -86,7 +87,7 @@ class LinesOfAnotherAdditive(Additive):
         return self.dropout(self.w_v(nn.functional.gelu(energy)).squeeze(-1).softmax(-1)) @ values
 
 
-@differs("drops something other")
+@differs("multi_head", "dropout_elsewhere")
 class DropoutBeforeTheOutput(Heads):
     """In a Sequential, but before the projection."""
 
@@ -94,7 +95,7 @@ class DropoutBeforeTheOutput(Heads):
         self.W_o, self.dropout = nn.Sequential(nn.Dropout(0.1), nn.Linear(dim, dim)), nn.Identity()
 
 
-@differs("result 2 of its call is neither its output nor its weights")
+@differs("multi_head", "")
 class ScoresBesideTheOutput(OneInput):
     def forward(self, x):
         q, k, v = self.project(x, x, x)
@@ -109,14 +110,14 @@ class Shown(OneInput):
     """One input, and lines that say what they do."""
 
 
-@differs(r"ALiBi.* in `return super\(\).scores\(q, k\) - .*`; dot_product_attention\(q, k, v, relative_bias=")
+@differs("multi_head", "one_line")
 class AlibiOfDistances(Shown):
     def scores(self, q, k):
         away = (torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]).abs()
         return super().scores(q, k) - torch.tensor([0.5, 0.25])[:, None, None] * away
 
 
-@differs(r"holds table.*: numbers of the distance .* added to the scores .*relative_bias=their table")
+@differs("multi_head", "extra_parameter")
 class TableOfDistances(Shown):
     def more(self, dim):
         self.table = nn.Parameter(torch.zeros(self.num_heads, 257))
@@ -126,7 +127,7 @@ class TableOfDistances(Shown):
         return super().scores(q, k) + self.table[:, away.clamp(-128, 128) + 128]
 
 
-@differs(r"in `capped = torch.tanh\(capped\)`; dot_product_attention\(q, k, v, softcap=20\)")
+@differs("multi_head", "one_line")
 class Softcapped(Shown):
     def scores(self, q, k):
         capped = super().scores(q, k) / 20
@@ -134,7 +135,7 @@ class Softcapped(Shown):
         return 20 * capped
 
 
-@differs("keeps the 2 largest scores of each query in `least = .*; the core has no such step")
+@differs("multi_head", "unknown")
 class LargestScores(Shown):
     def scores(self, q, k):
         scores = super().scores(q, k)
@@ -142,14 +143,14 @@ class LargestScores(Shown):
         return scores.masked_fill(scores < least, -torch.inf)
 
 
-@differs(r"2 of the keys before it, and 0 .*window=\(2, 0\)\) does that")
+@differs("multi_head", "one_line", of_class="hides_future")
 class SlidingWindow(Shown):
     def masked(self, scores, lens):
         away = torch.arange(scores.shape[-2])[:, None] - torch.arange(scores.shape[-1])
         return scores.masked_fill((away < 0) | (away > 2), -torch.inf)
 
 
-@differs("positions .*keep_mask=that mask")
+@differs("multi_head", "many_keys")
 class OtherBlocksHidden(Shown):
     """In the first block nothing of the future is hidden, which few keys show as no mask at all."""
 
@@ -158,7 +159,7 @@ class OtherBlocksHidden(Shown):
         return scores.masked_fill(block[:, None] != block, -torch.inf)
 
 
-@differs("holds sink.*one number of each head more in its sum .*sinks=those numbers")
+@differs("multi_head", "softmax_plus_one")
 class Sinks(Shown):
     def more(self, dim):
         self.sink = nn.Parameter(torch.zeros(self.num_heads))
@@ -170,20 +171,20 @@ class Sinks(Shown):
         return self.output(self.dropout(torch.cat((scores, sink), -1).softmax(-1)[..., :-1]) @ v)
 
 
-@differs("multiplied by 0.7143, not by 1 / sqrt.* in `return .* / 1.4`; .*scale=0.7143")
+@differs("multi_head", "scale_fixed")
 class AnotherTemperature(Shown):
     def scores(self, q, k):
         return q @ k.transpose(2, 3) / 1.4
 
 
-@differs("normalises the queries in `q, k = .*`; give what comes of it to dot_product_attention")
+@differs("multi_head", "one_line")
 class NormalisedHeads(Shown):
     def scores(self, q, k):
         q, k = (nn.functional.layer_norm(x, x.shape[-1:]) for x in (q, k))
         return super().scores(q, k)
 
 
-@differs("elu of the queries in `q, k = ")
+@differs("multi_head", "unknown")
 class Linear(Shown):
     def forward(self, x):
         q, k, v = self.project(x, x, x)
@@ -191,22 +192,22 @@ class Linear(Shown):
         return self.output(q @ (k.transpose(2, 3) @ v) / (q @ k.sum(2).unsqueeze(3)))
 
 
-@differs("changes the order of the output in `x = x.flip")
+@differs("multi_head", "unknown")
 class HeadsFromTheLast(Shown):
     def join(self, x):
         x = x.flip(1)
         return super().join(x)
 
 
-@differs("in training: it multiplies the output by other numbers in `return 1.1 ")
-class LouderInTraining(Shown):
+@differs("multi_head", "")
+class LouderOutputInTraining(Shown):
     def output(self, x):
         if self.training:
             return 1.1 * super().output(x)
         return super().output(x)
 
 
-@differs("without a mask it is the core's, with one it is not: in `scores = scores - 3")
+@differs("multi_head", "unknown", of_class="lens_tiled")
 class MaskSubtracted(Shown):
     def forward(self, x, mask=None):
         q, k, v = self.project(x, x, x)
@@ -216,7 +217,7 @@ class MaskSubtracted(Shown):
         return self.output(self.dropout(scores.softmax(-1)) @ v)
 
 
-@differs("scores are not divided by sqrt.d., in `scores = q @ .*scale=1")
+@differs("multi_head", "no_scale")
 class NotScaledOfOneOrTwoInputs(Shown):
     """Keys and values are one input: none gets what is the other's."""
 

@@ -1,7 +1,4 @@
-"""What looks like attention, has its names, and computes something else: one line of each class differs.
-
-LOOKALIKES has {name: (class, words of what convert says, or "" where it knows no more than that it differs)}.
-"""
+"""What looks like attention, has its names, and computes something else: one line of each class differs."""
 
 import math
 
@@ -9,16 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-LOOKALIKES = {}
-OTHER = "computes something other than an attention of the book"
-
-
-def differs(words=""):
-    def put(kind):
-        LOOKALIKES[kind.__name__] = kind, words
-        return kind
-
-    return put
+from zoo import differs
 
 
 class Dot(nn.Module):
@@ -48,55 +36,55 @@ class Dot(nn.Module):
         return self.mixed(self.attention_weights, values)
 
 
-@differs("scores are divided by d, not by sqrt")
+@differs("dot_product", "scale_d")
 class DividedByD(Dot):
     def scores(self, q, k):
         return torch.bmm(q, k.transpose(1, 2)) / q.shape[-1]
 
 
-@differs("scores are not divided by sqrt")
+@differs("dot_product", "no_scale")
 class NotScaled(Dot):
     def scores(self, q, k):
         return torch.bmm(q, k.transpose(1, 2))
 
 
-@differs("scores are multiplied by sqrt")
+@differs("dot_product", "scale_inverted")
 class Multiplied(Dot):
     def scores(self, q, k):
         return torch.bmm(q, k.transpose(1, 2)) * math.sqrt(q.shape[-1])
 
 
-@differs()
+@differs("dot_product", "one_line")
 class DividedByTheWidthOfAll(Dot):
     def scores(self, q, k):
         return torch.bmm(q, k.transpose(1, 2)) / math.sqrt(2 * q.shape[-1])
 
 
-@differs("softmax")
+@differs("dot_product", "softmax_axis")
 class SoftmaxOverQueries(Dot):
     def softmax(self, scores):
         return F.softmax(scores, dim=1)
 
 
-@differs("softmax")
+@differs("dot_product", "no_softmax")
 class NoSoftmax(Dot):
     def softmax(self, scores):
         return scores
 
 
-@differs("sigmoid")
+@differs("dot_product", "no_softmax")
 class Sigmoid(Dot):
     def softmax(self, scores):
         return torch.sigmoid(scores)
 
 
-@differs("masked scores become 0")
+@differs("dot_product", "mask_zero")
 class MaskedWithZero(Dot):
     def masked(self, scores, lens):
         return scores if lens is None else torch.where(super().masked(scores, lens) < -1e5, torch.tensor(0.0), scores)
 
 
-@differs("hidden|keys that count are hidden")
+@differs("dot_product", "mask_inverted")
 class MaskInverted(Dot):
     def masked(self, scores, lens):
         if lens is None:
@@ -105,13 +93,13 @@ class MaskInverted(Dot):
         return scores.masked_fill(torch.arange(scores.shape[-1]) < lens[..., None], -1e6)
 
 
-@differs("one key too many")
+@differs("dot_product", "mask_off_by_one")
 class OneTooMany(Dot):
     def masked(self, scores, lens):
         return super().masked(scores, None if lens is None else lens + 1)
 
 
-@differs("after the softmax")
+@differs("dot_product", "mask_after_softmax")
 class MaskedAfterSoftmax(Dot):
     def forward(self, queries, keys, values, valid_lens=None):
         weights = self.softmax(self.scores(queries, keys))
@@ -121,13 +109,13 @@ class MaskedAfterSoftmax(Dot):
         return self.mixed(weights, values)
 
 
-@differs("drops the output")
-class DropoutOfTheOutput(Dot):
+@differs("dot_product", "dropout_elsewhere")
+class OutputDropped(Dot):
     def mixed(self, weights, values):
         return self.dropout(torch.bmm(weights, values))
 
 
-@differs("drops something other")
+@differs("dot_product", "dropout_on_scores")
 class DropoutOfTheScores(Dot):
     def softmax(self, scores):
         return F.softmax(self.dropout(scores), dim=-1)
@@ -136,19 +124,19 @@ class DropoutOfTheScores(Dot):
         return torch.bmm(weights, values)
 
 
-@differs("drops something other")
+@differs("dot_product", "dropout_elsewhere")
 class DropoutOfTheValues(Dot):
     def mixed(self, weights, values):
         return torch.bmm(weights, self.dropout(values))
 
 
-@differs("is not used")
+@differs("dot_product", "no_dropout")
 class DropoutForgotten(Dot):
     def mixed(self, weights, values):
         return torch.bmm(weights, values)
 
 
-@differs("in evaluation|other numbers each time|could not|something else|acts")
+@differs("dot_product", "dropout_in_eval")
 class DropoutInEvaluation(Dot):
     def __init__(self, dropout=0.4):
         super().__init__()
@@ -159,39 +147,39 @@ class DropoutInEvaluation(Dot):
         return torch.bmm(F.dropout(weights, self.p), values)
 
 
-@differs("something else in training")
+@differs("dot_product", "")
 class LouderInTraining(Dot):
     def mixed(self, weights, values):
         return super().mixed(weights, values) * (1 + self.training)
 
 
-@differs("gradients are not")
+@differs("dot_product", "gradients")
 class GradientLost(Dot):
     def mixed(self, weights, values):
         return torch.bmm(self.dropout(weights.detach()), values)
 
 
-@differs()
+@differs("dot_product", "many_keys")
 class Windowed(Dot):
     def scores(self, q, k):
         away = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None]
         return super().scores(q, k).masked_fill(away.abs() > 9, -1e6)
 
 
-@differs()
+@differs("dot_product", "one_line")
 class BiasOfDistance(Dot):
     def scores(self, q, k):
         away = torch.arange(k.shape[1]) - torch.arange(q.shape[1])[:, None]
         return super().scores(q, k) - 0.1 * away.abs()
 
 
-@differs()
+@differs("dot_product", "one_line")
 class Residual(Dot):
     def forward(self, queries, keys, values, valid_lens=None):
         return queries + super().forward(queries, keys, values, valid_lens)
 
 
-@differs("also sets calls|also sets")
+@differs("dot_product", "")
 class Counting(Dot):
     def __init__(self):
         super().__init__()
@@ -202,7 +190,7 @@ class Counting(Dot):
         return super().forward(queries, keys, values, valid_lens)
 
 
-@differs("also sets _history")
+@differs("dot_product", "")
 class WithHistory(Dot):
     """What it appends to a list would be missing."""
 
@@ -216,7 +204,7 @@ class WithHistory(Dot):
         return out
 
 
-@differs("also sets seen")
+@differs("dot_product", "")
 class WithCounter(Dot):
     """A buffer that each call changes in place."""
 
@@ -229,7 +217,7 @@ class WithCounter(Dot):
         return super().forward(queries, keys, values, valid_lens)
 
 
-@differs("it prints")
+@differs("dot_product", "")
 class Printing(Dot):
     def forward(self, queries, keys, values, valid_lens=None):
         print(queries.shape)
@@ -276,55 +264,55 @@ class Heads(nn.Module):
         return self.output(self.dropout(weights) @ v)
 
 
-@differs("divided by")
+@differs("multi_head", "scale_num_hiddens")
 class ScaledByAllHeads(Heads):
     def scores(self, q, k):
         return q @ k.transpose(2, 3) / math.sqrt(q.shape[-1] * self.num_heads)
 
 
-@differs("a plain reshape .*makes the heads")
+@differs("multi_head", "heads_without_transpose")
 class HeadsSplitWithoutTranspose(Heads):
     def split(self, x):
         return x.reshape(x.shape[0], self.num_heads, x.shape[1], -1)
 
 
-@differs("a plain reshape .*joins the heads")
+@differs("multi_head", "heads_joined_wrong")
 class HeadsJoinedWithoutTranspose(Heads):
     def join(self, x):
         return x.reshape(x.shape[0], x.shape[2], -1)
 
 
-@differs("head h takes features")
+@differs("multi_head", "heads_interleaved")
 class FeaturesBeforeHeads(Heads):
     def split(self, x):
         return x.reshape(x.shape[0], x.shape[1], -1, self.num_heads).permute(0, 3, 1, 2)
 
 
-@differs("joined in turns")
+@differs("multi_head", "heads_interleaved")
 class AnotherOrderOut(Heads):
     def join(self, x):
         return x.permute(0, 2, 3, 1).flatten(2)
 
 
-@differs("W_q projects the keys, too")
+@differs("multi_head", "swapped_projections")
 class KeysByTheWeightOfQueries(Heads):
     def project(self, q, k, v):
         return self.split(self.W_q(q)), self.split(self.W_q(k)), self.split(self.W_v(v))
 
 
-@differs()
+@differs("multi_head", "swapped_keys_values")
 class ValuesAreKeys(Heads):
     def project(self, q, k, v):
         return self.split(self.W_q(q)), self.split(self.W_k(k)), self.split(self.W_v(k))
 
 
-@differs("queries are added to the output")
+@differs("multi_head", "residual")
 class WithResidual(Heads):
     def forward(self, queries, keys, values, valid_lens=None):
         return queries + super().forward(queries, keys, values, valid_lens)
 
 
-@differs("holds norm")
+@differs("multi_head", "one_line")
 class WithNormAfter(Heads):
     def more(self, dim):
         self.norm = nn.LayerNorm(dim)
@@ -333,7 +321,7 @@ class WithNormAfter(Heads):
         return self.norm(super().output(x))
 
 
-@differs("holds q_norm")
+@differs("multi_head", "one_line")
 class WithNormOfQueries(Heads):
     def more(self, dim):
         self.q_norm = nn.LayerNorm(dim // self.num_heads, elementwise_affine=True)
@@ -342,7 +330,7 @@ class WithNormOfQueries(Heads):
         return super().scores(self.q_norm(q), k)
 
 
-@differs()
+@differs("multi_head", "one_line")
 class NormWithoutWeights(Heads):
     def more(self, dim):
         self.norm = nn.LayerNorm(dim, elementwise_affine=False)
@@ -351,7 +339,7 @@ class NormWithoutWeights(Heads):
         return super().forward(self.norm(queries), keys, values, valid_lens)
 
 
-@differs("holds table")
+@differs("multi_head", "one_line")
 class DistanceTable(Heads):
     def more(self, dim):
         self.table = nn.Embedding(64, self.num_heads)
@@ -361,7 +349,7 @@ class DistanceTable(Heads):
         return super().scores(q, k) + self.table(away).permute(2, 0, 1)
 
 
-@differs("holds tau")
+@differs("multi_head", "extra_parameter")
 class LearnedScale(Heads):
     def more(self, dim):
         self.tau = nn.Parameter(torch.ones(self.num_heads, 1, 1))
@@ -370,31 +358,31 @@ class LearnedScale(Heads):
         return super().scores(q, k) * self.tau
 
 
-@differs("cosines")
+@differs("multi_head", "no_scale")
 class Cosine(Heads):
     def scores(self, q, k):
         return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(2, 3)
 
 
-@differs()
+@differs("multi_head", "one_line")
 class OutputTwice(Heads):
     def output(self, x):
         return self.W_o(super().output(x))
 
 
-@differs()
+@differs("multi_head", "relu")
 class Activated(Heads):
     def project(self, q, k, v):
         return [x.relu() for x in super().project(q, k, v)]
 
 
-@differs()
+@differs("multi_head", "one_line")
 class TalkingHeads(Heads):
     def scores(self, q, k):
         return super().scores(q, k).mean(1, keepdim=True).expand(-1, self.num_heads, -1, -1)
 
 
-@differs("drops")
+@differs("multi_head", "dropout_elsewhere")
 class DropoutOfProjections(Heads):
     def project(self, q, k, v):
         return [self.dropout(x) for x in super().project(q, k, v)]
@@ -410,7 +398,7 @@ class OneInput(Heads):
         return self.output(self.dropout(self.masked(self.scores(q, k), None).softmax(-1)) @ v)
 
 
-@differs("does not see its own position")
+@differs("causal_multi_head", "mask_off_by_one")
 class DiagonalHidden(OneInput):
     """Hides the present, too."""
 
@@ -418,7 +406,7 @@ class DiagonalHidden(OneInput):
         return scores.masked_fill(torch.ones(scores.shape[-2:]).triu(0).bool(), -1e9)
 
 
-@differs("the wrong corner is hidden")
+@differs("causal_multi_head", "causal_corner")
 class FutureSeen(OneInput):
     """Sees the future, not the past."""
 
@@ -426,7 +414,7 @@ class FutureSeen(OneInput):
         return scores.masked_fill(torch.ones(scores.shape[-2:]).tril(-1).bool(), -1e9)
 
 
-@differs()
+@differs("multi_head", "one_line", of_class="raises")
 class Rotated(OneInput):
     def scores(self, q, k):
         angle = torch.arange(q.shape[2])[:, None] / 10 ** torch.arange(q.shape[3] // 2)
@@ -436,7 +424,7 @@ class Rotated(OneInput):
         return super().scores(q, k)
 
 
-@differs()
+@differs("multi_head", "one_line", of_class="raises")
 class OnlyKeysRotated(OneInput):
     def scores(self, q, k):
         angle = torch.outer(torch.arange(k.shape[2]).float(), 1e4 ** (-torch.arange(k.shape[3] // 2) * 2 / k.shape[3]))
@@ -466,31 +454,31 @@ class Additive(nn.Module):
         return self.dropout(scores.softmax(-1)) @ values
 
 
-@differs("tanh")
+@differs("additive", "no_tanh")
 class NoTanh(Additive):
     def features(self, q, k):
         return q + k
 
 
-@differs("relu takes the place of tanh")
+@differs("additive", "no_tanh")
 class ReluForTanh(Additive):
     def features(self, q, k):
         return (q + k).relu()
 
 
-@differs("multiplied, not added")
+@differs("additive", "product_for_sum")
 class ProductForSum(Additive):
     def features(self, q, k):
         return torch.tanh(q * k)
 
 
-@differs()
+@differs("additive", "unknown")
 class TanhOfEach(Additive):
     def features(self, q, k):
         return q.tanh() + k.tanh()
 
 
-@differs("not scaled")
+@differs("additive", "scaled")
 class ScaledAdditive(Additive):
     def features(self, q, k):
         return torch.tanh(q + k) / math.sqrt(q.shape[-1])

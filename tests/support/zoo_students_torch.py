@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from students import ADDITIVE, JOINS, MASKS, POSITIONS, SCALES, SPLITS, maker
+from zoo import style
+from zoo_students import ADDITIVE, JOINS, MASKS, POSITIONS, SCALES, SPLITS
 
 
 def lengths_mask(ask, scores, valid_lens):
@@ -33,12 +34,12 @@ def torch_weights(ask, scores, hidden):
     return weights.masked_fill(hidden, 0.0) if ask("mask_after_softmax") and hidden is not None else weights
 
 
-@maker(*MASKS)
+@style("masked_softmax", MASKS)
 def torch_masked_softmax(ask):
     return lambda scores, valid_lens=None: torch_weights(ask, scores, lengths_mask(ask, scores, valid_lens))
 
 
-@maker(*MASKS, *SCALES)
+@style("dot_product", MASKS + SCALES)
 def torch_dot_product(ask):
     class DotProduct(nn.Module):
         def __init__(self, dropout):
@@ -58,7 +59,7 @@ def torch_dot_product(ask):
     return DotProduct
 
 
-@maker(*ADDITIVE, *MASKS)
+@style("additive", ADDITIVE + MASKS)
 def torch_additive(ask):
     class Additive(nn.Module):
         def __init__(self, key_size, query_size, num_hiddens, dropout):
@@ -83,9 +84,10 @@ def torch_additive(ask):
     return Additive
 
 
-@maker(
-    *"""heads_without_transpose heads_interleaved no_output_projection scale_num_hiddens no_scale
-       swapped_projections no_mask softmax_axis_heads swapped_keys_values""".split()
+@style(
+    "multi_head",
+    """heads_without_transpose heads_interleaved no_output_projection scale_num_hiddens no_scale swapped_projections
+    no_mask softmax_axis_heads swapped_keys_values""",
 )
 def torch_multi_head(ask):
     """Heads as an axis of their own."""
@@ -126,7 +128,7 @@ def torch_multi_head(ask):
     return MyMultiHead
 
 
-@maker(*SPLITS[:2])
+@style("transpose_qkv", SPLITS[:2])
 def torch_transpose_qkv(ask):
     def transpose_qkv(X, num_heads):
         b, t, h = X.size()
@@ -139,7 +141,7 @@ def torch_transpose_qkv(ask):
     return transpose_qkv
 
 
-@maker(*JOINS)
+@style("transpose_output", JOINS)
 def torch_transpose_output(ask):
     def transpose_output(X, num_heads):
         four = X.unflatten(0, (-1, num_heads))
@@ -150,7 +152,7 @@ def torch_transpose_output(ask):
     return transpose_output
 
 
-@maker(*POSITIONS)
+@style("positional_encoding", POSITIONS)
 def torch_positional_encoding(ask):
     class Positions(nn.Module):
         def __init__(self, num_hiddens, dropout, max_len=100):
@@ -168,7 +170,7 @@ def torch_positional_encoding(ask):
     return Positions
 
 
-@maker("sees_future", "causal_corner", "mask_off_by_one", "no_scale", "scale_d", "mask_zero", "softmax_axis")
+@style("causal", "sees_future causal_corner mask_off_by_one no_scale scale_d mask_zero softmax_axis")
 def torch_causal(ask):
     def causal_attention(q, k, v):
         steps = q.shape[1]
@@ -181,15 +183,3 @@ def torch_causal(ask):
         return scores.softmax(dim=1 if ask("softmax_axis") else -1) @ v
 
     return causal_attention
-
-
-TORCH_STYLES = {
-    "masked_softmax": torch_masked_softmax,
-    "dot_product": torch_dot_product,
-    "additive": torch_additive,
-    "multi_head": torch_multi_head,
-    "transpose_qkv": torch_transpose_qkv,
-    "transpose_output": torch_transpose_output,
-    "positional_encoding": torch_positional_encoding,
-    "causal": torch_causal,
-}

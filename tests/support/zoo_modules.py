@@ -1,7 +1,4 @@
-"""A zoo of attention as readers type it, in the words and the shapes of the book, of courses and of public code.
-
-Each class computes what a layer of ours computes.  ZOO has {name: (module, [calls])}.
-"""
+"""Modules of the zoo, as readers type them, in the words and the shapes of the book, of courses and of public code."""
 
 import math
 
@@ -9,17 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-ZOO = {}
-
-
-def case(*calls, **options):
-    """Puts a class into the zoo: `calls` are lists of inputs, and a dict of keywords at their end."""
-
-    def put(kind):
-        ZOO[kind.__name__] = (lambda **more: kind(**{**options, **more})), [call for call in calls]
-        return kind
-
-    return put
+from zoo import case
 
 
 def rows(batch, n, features, seed=0):
@@ -70,7 +57,7 @@ def transpose_output(X, num_heads):
     return X.reshape(X.shape[0], X.shape[1], -1)
 
 
-@case([*cross(), LENS], [*cross(), None], [*cross(), EACH])
+@case("dot_product", [*cross(), LENS], [*cross(), None], [*cross(), EACH])
 class DotProductAttention(nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
@@ -83,7 +70,7 @@ class DotProductAttention(nn.Module):
         return torch.bmm(self.dropout(self.attention_weights), values)
 
 
-@case([*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], [*cross(6, 4, 7), EACH])
+@case("additive", [*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], [*cross(6, 4, 7), EACH])
 class AdditiveAttention(nn.Module):
     def __init__(self, key_size=4, query_size=6, num_hiddens=5, dropout=0.0):
         super().__init__()
@@ -100,7 +87,7 @@ class AdditiveAttention(nn.Module):
         return torch.bmm(self.dropout(self.attention_weights), values)
 
 
-@case([*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], [*cross(6, 4, 7), EACH])
+@case("multi_head", [*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], [*cross(6, 4, 7), EACH])
 class MultiHeadAttention(nn.Module):
     """The first edition's: functions for the heads, sizes given."""
 
@@ -123,7 +110,7 @@ class MultiHeadAttention(nn.Module):
         return self.W_o(transpose_output(output, self.num_heads))
 
 
-@case([*cross(), LENS], [*cross(), None])
+@case("multi_head", [*cross(), LENS], [*cross(), None])
 class HeadsByMethods(nn.Module):
     """The second edition's: methods for the heads, sizes from the first call."""
 
@@ -163,7 +150,7 @@ class DotAttn(nn.Module):
         return self.Dropout(self.weights) @ value
 
 
-@case([*cross(), LENS], [*cross()], [*cross(), EACH])
+@case("multi_head", [*cross(), LENS], [*cross()], [*cross(), EACH])
 class MHA(nn.Module):
     """Other names: Wq, DotAttn, self.Dropout, query_size first."""
 
@@ -181,7 +168,7 @@ class MHA(nn.Module):
         return self.Wo(transpose_output(self.attn(q, k, v, valid_len), self.n_heads))
 
 
-@case([*cross(), LENS], [*cross(), EACH])
+@case("dot_product", [*cross(), LENS], [*cross(), EACH], says="raises")
 class MinusInfinity(DotProductAttention):
     """float('-inf') in the place of -1e6; lengths that it must be given."""
 
@@ -192,7 +179,9 @@ class MinusInfinity(DotProductAttention):
         return torch.einsum("bqk,bkd->bqd", self.dropout(scores.softmax(-1)), values)
 
 
-@case([*cross()], [*cross(), SEEN[:, None, :].expand(2, 3, 5).bool()], [*cross(), PAIRS.bool()])
+@case(
+    "dot_product", [*cross()], [*cross(), SEEN[:, None, :].expand(2, 3, 5).bool()], [*cross(), PAIRS.bool()], core=False
+)
 class MaskInThePlaceOfLengths(nn.Module):
     def __init__(self, dropout=0.0):
         super().__init__()
@@ -206,14 +195,14 @@ class MaskInThePlaceOfLengths(nn.Module):
         return attn.matmul(v), attn
 
 
-@case([*cross()])
+@case("dot_product", [*cross()])
 class NoLengths(nn.Module):
     def forward(self, query, key, value):
         return F.softmax(query @ key.mT / query.shape[-1] ** 0.5 if hasattr(query, "mT") else
                          query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, -1) @ value  # fmt: skip
 
 
-@case([*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None])
+@case("additive", [*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], of_class="dropout_elsewhere")
 class AdditiveByOtherNames(nn.Module):
     def __init__(self, query_size=6, key_size=4, hiddens=5, dropout=0.0):
         super().__init__()
@@ -230,7 +219,7 @@ class AdditiveByOtherNames(nn.Module):
         return self.drop(self.alpha) @ value
 
 
-@case([rows(2, 5, 8), LENS], [rows(2, 5, 8), None])
+@case("multi_head", [rows(2, 5, 8), LENS], [rows(2, 5, 8), None])
 class SelfAttentionWithLengths(MHA):
     """One input and lengths."""
 
@@ -252,7 +241,7 @@ def attention(query, key, value, mask=None, dropout=None):
     return torch.matmul(p_attn, value), p_attn
 
 
-@case([*cross()], [*cross(), SEEN[:, None, :]], [*self_of(), TRIANGLE[None]])
+@case("multi_head", [*cross()], [*cross(), SEEN[:, None, :]], [*self_of(), TRIANGLE[None]])
 class MultiHeadedAttention(nn.Module):
     def __init__(self, h=2, d_model=8, dropout=0.0):
         super().__init__()
@@ -275,7 +264,7 @@ class MultiHeadedAttention(nn.Module):
         return self.linears[-1](x)
 
 
-@case([*cross()], [*cross(), SEEN[:, None, None].bool()], [*cross(), PAIRS[None, None].bool()])
+@case("multi_head", [*cross()], [*cross(), SEEN[:, None, None].bool()], [*cross(), PAIRS[None, None].bool()])
 class TensorScale(nn.Module):
     """fc_q ... fc_o, and a tensor for the scale; output and weights are returned."""
 
@@ -315,7 +304,7 @@ class ScaledDotProductAttention(nn.Module):
         return torch.matmul(attn, v), attn
 
 
-@case([*cross()], [*cross(), SEEN[:, None, :]])
+@case("multi_head", [*cross()], [*cross(), SEEN[:, None, :]])
 class WithTemperature(nn.Module):
     """w_qs, w_ks, w_vs and fc; the inner class divides by a temperature."""
 
@@ -355,7 +344,7 @@ class ScaleDotProductAttention(nn.Module):
         return score @ v, score
 
 
-@case([*cross()], [*cross(), SEEN[:, None, None]])
+@case("multi_head", [*cross()], [*cross(), SEEN[:, None, None]], core=False)
 class WithConcat(nn.Module):
     """w_q, w_k, w_v, w_concat, and methods split and concat."""
 
@@ -380,7 +369,7 @@ class WithConcat(nn.Module):
         return tensor.transpose(1, 2).contiguous().view(batch, length, head * d)
 
 
-@case([*cross()[::-1][:2], cross()[0], SEEN[:, None, None]], [cross()[2], cross()[1], cross()[0], None])
+@case("multi_head", [*cross()[::-1][:2], cross()[0], SEEN[:, None, None]], [cross()[2], cross()[1], cross()[0], None])
 class ValuesFirst(nn.Module):
     """values, keys, query, mask in this order; einsum; fc_out."""
 
