@@ -21,6 +21,7 @@ PackedLinear = tuple[Array, Optional[Array], tuple[int, int]]  # a projection fo
 Rows = Union[tuple[int, int], Array]  # of a joint weight: (first, number), or their numbers
 LayerOptions = Optional[tuple[Any, ...]]  # what a layer's call has beyond lengths: _core.pyi
 Heads = Union[int, tuple[int, int]]  # of all; or of queries, and of keys and values
+Lens = Optional[Array]  # lengths, int64, as the core takes them
 Turn = tuple[Array, Array]  # cosines and sines of steps, which rotate queries and keys
 Counts = Union[int, Array]  # numbers of steps: one for all items, or (B,)
 Masks = tuple[Optional[Array], Optional[Array]]  # keep_mask and bias

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from .._arguments import masks, scalars
@@ -32,7 +33,8 @@ from .caches import (
 )
 
 if TYPE_CHECKING:
-    from .._types import Array, Causal, Counts, Masks
+    from .._layer.call import Cache
+    from .._types import Array, Causal, Counts, Lens, Masks
     from ..linear import State, States
     from .caches import Weights
 
@@ -117,9 +119,7 @@ class DecodingLayer(AttentionLayer):
                 parameters.states = states = {**states, **drawn}
         return [states.get(name) for name in inputs]
 
-    def _projected_arguments(
-        self, kv: ProjectedKeyValues, values: Any, valid_lens: Any
-    ) -> tuple[Array, Any, Optional[Array]]:
+    def _projected_arguments(self, kv: ProjectedKeyValues, values: Any, valid_lens: Any) -> tuple[Array, Any, Lens]:
         """Keys, values and lengths of a call with `kv`; ValueError if other weights made it."""
         if kv._values is not None and values is not None:
             raise TypeError("values go into `project` together with the keys: call layer(queries, kv)")
@@ -128,9 +128,7 @@ class DecodingLayer(AttentionLayer):
         lens = kv._valid_lens if valid_lens is None else to_lengths(valid_lens)
         return kv._keys, values if kv._values is None else kv._values, lens
 
-    def _step(
-        self, cache: KeyValueCache, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool]
-    ) -> Any:
+    def _step(self, cache: KeyValueCache, inputs: Sequence[Any], given: MaskArguments, training: Optional[bool]) -> Any:
         queries, keys, values = inputs
         self._check_looks_back(given.causal)
         check_cache(cache, self.training if training is None else scalars.flag(training, "training"))
@@ -185,11 +183,7 @@ class DecodingLayer(AttentionLayer):
         return masks.of_layer(given.keep_mask, given.bias, sizes, self._num_heads if self._by_head else None)
 
     def _call(
-        self,
-        inputs: tuple[Any, ...],
-        given: MaskArguments,
-        training: Optional[bool],
-        cache: Optional[KeyValueCache] = None,
+        self, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool], cache: Cache = None
     ) -> Any:
         if cache is not None:
             return self._step(cache, inputs, given, training)

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from .._decoder.caches import KeyValueCache
-    from .._types import Array, Causal, Counts, DType, LayerOptions, PackedLinear, Real, RngLike, Rows, Turn
+    from .._types import Array, Causal, Counts, DType, LayerOptions, Lens, PackedLinear, Real, RngLike, Rows, Turn
     from ..linear import States
+
+    Cache = Optional[KeyValueCache]
 
 
 @cache
@@ -53,7 +55,7 @@ class Inputs(NamedTuple):
     queries: Array
     keys: Array
     values: Array
-    valid_lens: Optional[Array]
+    valid_lens: Lens
     options: LayerOptions
 
 
@@ -93,9 +95,7 @@ class AttentionLayer(Planned, Viewable):
         super().__init__(states, dtype, rng)
         # (saved by the core, whether tensors went in, and the elements of an Inputs where these are small)
         self._last: Optional[tuple[Any, ...]] = None
-        self._shown: dict[
-            str, tuple[Any, dict[bool, Array]]
-        ] = {}  # the attention weights that were read, and of which call
+        self._shown: dict[str, tuple[Any, dict[bool, Array]]] = {}  # the weights that were read, and of which call
 
     @property
     def empty_rows(self) -> str:
@@ -167,11 +167,7 @@ class AttentionLayer(Planned, Viewable):
             raise
 
     def _call(
-        self,
-        inputs: tuple[Any, ...],
-        given: MaskArguments,
-        training: Optional[bool],
-        cache: Optional[KeyValueCache] = None,
+        self, inputs: tuple[Any, ...], given: MaskArguments, training: Optional[bool], cache: Cache = None
     ) -> Any:
         queries, keys, values = inputs
         if values is None:
@@ -207,7 +203,7 @@ class AttentionLayer(Planned, Viewable):
             return corner and CORNERS[corner]
         return corner, keep_mask, bias, turn
 
-    def _given_options(self, given: MaskArguments, queries: Array, keys: Array) -> tuple[Optional[Array], LayerOptions]:
+    def _given_options(self, given: MaskArguments, queries: Array, keys: Array) -> tuple[Lens, LayerOptions]:
         """(lengths, options) as the core takes them, of what a user gives."""
         keep_mask = bias = None
         if given.keep_mask is not None or given.bias is not None:
@@ -238,12 +234,7 @@ class AttentionLayer(Planned, Viewable):
         return self._with_plan(inputs, check, run)
 
     def _run_training(
-        self,
-        plan: Plan,
-        inputs: tuple[Array, Array, Array],
-        lens: Optional[Array],
-        options: LayerOptions,
-        as_tensor: bool,
+        self, plan: Plan, inputs: tuple[Array, Array, Array], lens: Lens, options: LayerOptions, as_tensor: bool
     ) -> Any:
         p = self._dropout._p
         seed = partial(scalars.draw_seed, self._rng) if p else 0  # drawn behind all checks: a refused call draws none
