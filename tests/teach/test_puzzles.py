@@ -8,9 +8,12 @@ from mha_c import teach
 from mha_c.teach.asking import mistakes
 from mha_c.teach.asking.probes import probes
 
+# Two mistakes in a layer with causal heads are looked for as long as in all others together: by night.
+LEVELS = [(level, kind) for level in (1, 2, 3) for kind in mistakes.KINDS
+          if needs.NIGHTLY or (level, kind) != (3, "causal_multi_head")]  # fmt: skip
 
-@pytest.mark.parametrize("kind", mistakes.KINDS)
-@pytest.mark.parametrize("level", [1, 2, 3])
+
+@pytest.mark.parametrize(("level", "kind"), LEVELS)
 def test_a_puzzle_is_wrong_until_it_is_mended(kind, level):
     for seed in range(1 if not needs.NIGHTLY else 4 if level < 3 else 2):
         puzzle = teach.puzzle(seed, kind, level)

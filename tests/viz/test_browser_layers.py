@@ -154,36 +154,45 @@ def number(text):
     return float(re.search(r"= ([-\d.]+)$", text.replace("−", "-"))[1])
 
 
-@pytest.mark.parametrize("width", [390, 1024])
-def test_pointing_at_the_last_cell_of_each_step(show, X, width):
-    """Each step's arithmetic ends with the number of its cell, and numbers stay in the cells on a phone."""
+def player_of_heads(X):
     heads = mha_c.MultiHeadAttention(4, 2, 0.0, True, rng=1)
     heads(*batch(X, X, X))
     heads.W_q.bias = np.array([1, 2, 3, 4], np.float32)
+    return teach.multi_head(heads, X, valid_lens=[1, 2, 3], tokens="the cat sat")
+
+
+def player_of_sums(X):
     additive = mha_c.AdditiveAttention(key_size=4, query_size=4, num_hiddens=4, dropout=0.0, rng=0)
-    for player in (teach.multi_head(heads, X, valid_lens=[1, 2, 3], tokens="the cat sat"),
-                   teach.additive(additive, X, X[:2], X[:2], valid_lens=1)):  # fmt: skip
-        shown = show(player)
-        shown.browser.size(width, 900)
-        shown.settle()
-        for step in player.data["steps"][1:]:
-            shown.click(".mhac-primary")
-            matrix = player.matrices[step["grids"][-1]["matrix"]]
-            assert shown.text(".mhac-code") == f"{step['code']}   # {step['shape']}"
-            for row in range(len(matrix)):
-                x, y = (matrix.shape[1] - 0.5) / matrix.shape[1], (row + 0.5) / len(matrix)
-                point(shown, x, y, len(matrix))
-                column = int(re.search(r", (\d+):", shown.text(".mhac-sum"))[1])
-                told = number(shown.text(".mhac-sum"))
-                name = player.data["labels"][step["named"]].index(shown.text(".mhac-sum").rpartition(f", {column}:")[0])
-                expected = max(matrix[name, column], -1e6)
-                assert told == pytest.approx(expected, abs=0.006) or expected == -1e6, step
-            widths = shown.run("return [...R.querySelectorAll('.mhac-grid')].map(g => [g.querySelector('canvas')"
-                               ".clientWidth, g.querySelector('.mhac-note')?.textContent])")  # fmt: skip
-            for pixels, note in widths:
-                columns = int(note.split(" × ")[1]) if note else 1
-                assert pixels / columns >= 29, (step["title"], pixels, note)
-            assert shown.overflow() == 0
+    return teach.additive(additive, X, X[:2], X[:2], valid_lens=1)
+
+
+@pytest.mark.by_day("width", "made", together=1)
+@pytest.mark.parametrize("width", [390, 1024])
+@pytest.mark.parametrize("made", [player_of_heads, player_of_sums])
+def test_pointing_at_the_last_cell_of_each_step(show, width, made):
+    """Each step's arithmetic ends with the number of its cell, and numbers stay in the cells on a phone."""
+    player = made(np.random.default_rng(4).standard_normal((3, 4)).round(1))  # no score of ten, which has one decimal
+    shown = show(player)
+    shown.browser.size(width, 900)
+    shown.settle()
+    for step in player.data["steps"][1:]:
+        shown.click(".mhac-primary")
+        matrix = player.matrices[step["grids"][-1]["matrix"]]
+        assert shown.text(".mhac-code") == f"{step['code']}   # {step['shape']}"
+        for row in range(len(matrix)):
+            x, y = (matrix.shape[1] - 0.5) / matrix.shape[1], (row + 0.5) / len(matrix)
+            point(shown, x, y, len(matrix))
+            said = shown.text(".mhac-sum")
+            column = int(re.search(r", (\d+):", said)[1])
+            name = player.data["labels"][step["named"]].index(said.rpartition(f", {column}:")[0])
+            expected = max(matrix[name, column], -1e6)
+            assert number(said) == pytest.approx(expected, abs=0.006) or expected == -1e6, step
+        widths = shown.run("return [...R.querySelectorAll('.mhac-grid')].map(g => [g.querySelector('canvas')"
+                           ".clientWidth, g.querySelector('.mhac-note')?.textContent])")  # fmt: skip
+        for pixels, note in widths:
+            columns = int(note.split(" × ")[1]) if note else 1
+            assert pixels / columns >= 29, (step["title"], pixels, note)
+        assert shown.overflow() == 0
 
 
 def point(shown, x, y, rows):
