@@ -283,6 +283,8 @@ FILLS = {
     "fill_20": lambda s, m: s.masked_fill(m == 0, -20.0), "keeps_bool": lambda s, m: s.masked_fill(~m.bool(), -INF),
     "in_place": lambda s, m: s.masked_fill_(m == 0, -INF), "adds_itself": lambda s, m: s + m,
     "where_the_smallest_decides": lambda s, m: s + m if m.min() < 0 else s.masked_fill(m == 0, -1e9),
+    "where_like": lambda s, m: torch.where(m == 0, torch.full_like(s, -1e9), s),
+    "where_times": lambda s, m: torch.where(m.expand_as(s) == 0, torch.ones_like(s) * (1 - 2**32), s),
     "positive": lambda s, m: s.masked_fill(~(m > 0), -1e9), "times": lambda s, m: s * m,
 }  # fmt: skip
 

@@ -252,3 +252,50 @@ def test_a_table_counts_with_its_numbers():
     assert reading.settings.still_holds()
     module.table.fill_(True)
     assert not reading.settings.still_holds()
+
+
+def tri(s):
+    return torch.ones(s.shape[-2:], dtype=torch.bool).tril()
+
+
+def set_at(index):
+    """Scores are set in place at an index."""
+
+    def changed(s):
+        s[index(s)] = -math.inf
+        return s
+
+    return changed
+
+
+FUTURES = {  # tables of ones that have their shape, or type, alone from what the data make; indices of the last axes
+    "ones_like": lambda s: s.masked_fill(torch.ones_like(s).tril() == 0, -1e9),
+    "new_ones": lambda s: s.masked_fill(s.new_ones(s.shape[-2:]).tril() == 0, -1e9),
+    "new_full": lambda s: s + s.new_full(s.shape[-2:], -math.inf).triu(1),
+    "zeros_like": lambda s: s + torch.zeros_like(s).masked_fill(~tri(s), -math.inf),
+    "full_like": lambda s: torch.where(tri(s), s, torch.full_like(s, -1e9)),
+    "times ones": lambda s: torch.where(tri(s) == 0, torch.ones_like(s) * (1 - 2**32), s),
+    "index behind ...": set_at(lambda s: (..., ~tri(s))), "index behind :": set_at(lambda s: (slice(None), ~tri(s))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hide", FUTURES.values(), ids=FUTURES)
+def test_the_future_is_hidden_by_any_table(hide):
+    _, reading = read(lambda x: hide(x @ x.transpose(-2, -1)).softmax(-1) @ x, (X,))
+    (found,) = attentions(reading)
+    assert [(mask.sense, mask.offset) for mask in found.masks] == [("causal", 0)]
+    assert reading.holds_for({**reading.sizes(), Axis("x", 1): 300})
+
+
+NO_MASKS = {  # indices of other axes than the last
+    "of queries": set_at(lambda s: torch.ones(2, 9, dtype=torch.bool).tril()),
+    "of one item": set_at(lambda s: (0, ~tri(s))),
+    "of one query": set_at(lambda s: (..., 0, ~tri(s)[0])),
+}
+
+
+@pytest.mark.parametrize("hide", NO_MASKS.values(), ids=NO_MASKS)
+def test_an_index_of_other_axes_is_no_mask(hide):
+    _, reading = read(lambda x: hide(x @ x.transpose(-2, -1)).softmax(-1) @ x, (X,))
+    (found,) = attentions(reading)
+    assert "places that are no mask" in str(found)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional
 
+import torch
+
 from .graph import Node, Value
 from .masks import Unclear, is_number
 from .products import Contraction, contraction_of
@@ -261,8 +263,11 @@ class Walk:
 
     def _of_setitem(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         scores, index, fill = node.args
-        index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-        if not isinstance(index, Value) or "bool" not in str(index.dtype) or index.dtype is None:
+        *front, index = index if isinstance(index, tuple) else (index,)
+        whole = all(x is Ellipsis or x == slice(None) for x in front)  # a mask of the last axes
+        if not (whole and isinstance(index, Value) and index.dtype is torch.bool) or (
+            Ellipsis not in front and len(front) + len(index.shape) != len(scores.shape)
+        ):
             raise Unclear("scores are set at places that are no mask", node)
         return ScoreOperation("hide", node, index, self._fill(fill, node)), scores
 

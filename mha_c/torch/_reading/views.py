@@ -25,6 +25,7 @@ CASTS = frozenset(("to", "cpu", "float", "double", "half", "bfloat16", "type", "
 SPLITS = frozenset(("chunk", "split", "unbind", "split_with_sizes", "unsafe_chunk"))
 _RESHAPES = frozenset(("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel"))
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
+_LIKE = frozenset(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "new_tensor"))
 _OTHERS = frozenset(("unsqueeze", "squeeze", "repeat", "tile", "repeat_interleave", "__getitem__", "select", "narrow"))
 VIEWS = SAME | SPLITS | _RESHAPES | _EXPANDS | _OTHERS | frozenset(PERMUTING)
 
@@ -142,12 +143,12 @@ class Views:
         stack = [value]
         while stack:
             one, node = stack[-1], stack[-1].node
-            waits = [] if node is None else [x for x in node.values() if x not in self._behind]
+            waits = [] if node is None else [x for x in _numbers_of(node) if x not in self._behind]
             if waits and one not in self._behind:
                 stack += waits
                 continue
             stack.pop()
-            inner = () if node is None else node.values()
+            inner = () if node is None else _numbers_of(node)
             own = {one.kind} if node is None else {"random"} if node.name == "dropout" else set()
             self._behind[one] = frozenset(own).union(*[self._behind[x] for x in inner])
         return self._behind[value]
@@ -403,6 +404,12 @@ def _number_of(values: Any, axis: int, views: Views) -> Optional[int]:
             return None
         total += size.number
     return total
+
+
+def _numbers_of(node: Node) -> list[Value]:
+    """The values on whose numbers a result hangs: not that of which it has the shape or the type alone."""
+    given = node.values()
+    return given[1:] if node.name in _LIKE and node.args and node.args[0] is given[0] else given
 
 
 def _arg(node: Node, place: int, name: str, default: Any = None) -> Any:
