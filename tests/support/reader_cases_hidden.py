@@ -326,3 +326,77 @@ def made_of_its_class(m, see):
 
 
 CASES["another_of_its_class"] = "H", Keeps, made_of_its_class
+
+
+# --- What is asked of tensors, and of modules, that the result is not computed from -----------------------------------
+
+
+class Asks(Base):
+    """Its scores are divided by 1, or where what is asked of the module is as it was no longer, by 2."""
+
+    def __init__(self, asks):
+        super().__init__()
+        self.asks, self.other = asks, nn.Linear(32, 32)
+
+    def scores(self, q, k):
+        return super().scores(q, k) / (2.0 if self.asks(self) else 1.0)
+
+
+def wide(m):
+    m.other.weight.data = torch.ones(64, 32)
+
+
+for name, (asks, change) in {
+    "type": (lambda m: m.other.weight.dtype is torch.float64, lambda m: m.other.double()),
+    "shape": (lambda m: m.other.weight.shape[0] == 64, wide),
+    "gradient": (lambda m: not m.other.weight.requires_grad, lambda m: m.other.requires_grad_(False)),
+    "children": (lambda m: len([*m.children()]) > 5, lambda m: m.add_module("more", nn.Tanh())),
+    "modules": (lambda m: len([*m.modules()]) > 6, lambda m: m.other.add_module("more", nn.Tanh())),
+    "parameters": (lambda m: sum(1 for _ in m.parameters()) > 10, lambda m: m.other.register_parameter(
+        "more", nn.Parameter(torch.ones(1)))),
+    "a_parameter": (lambda m: next(iter(m.parameters())).dtype is torch.float64, lambda m: m.double()),
+    "path": (lambda m: isinstance(m.get_submodule("other"), nn.Tanh), lambda m: setattr(m, "other", nn.Tanh())),
+    "buffers": (lambda m: len([*m.named_buffers()]) > 0, lambda m: m.register_buffer("more", torch.ones(1))),
+}.items():  # fmt: skip
+    CASES[f"asks_{name}"] = "I", functools.partial(Asks, asks), replaced(change)
+
+
+class ByWidth(Base):
+    """As many heads of 8 as the weights have."""
+
+    def heads(self, x):
+        return x.unflatten(-1, (-1, 8)).transpose(1, 2)
+
+
+def cut(m):
+    for each in (m.q, m.k, m.v):
+        each.weight.data, each.bias.data = each.weight.data[:24], each.bias.data[:24]
+    m.o.weight.data = m.o.weight.data[:, :24].contiguous()
+
+
+CASES["narrower_data"] = "J", ByWidth, replaced(cut)
+CASES["narrower_data_of_its_width"] = "J", Base, replaced(cut)  # an error of its own lines
+
+
+class MaskAndTable(Base):
+    """A table that hides nothing yet, and a mask: what both say hangs on equal sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(16, 16, dtype=torch.bool))
+
+    def forward(self, x, mask):
+        q, k, v = self.heads(self.q(x)), self.heads(self.k(x)), self.heads(self.v(x))
+        s = self.scores(q, k).masked_fill(~self.seen[: x.shape[1], : x.shape[1]], -INF).masked_fill(mask == 0, -1e9)
+        return self.o((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def fills_its_table(m, see):
+    x, mask = torch.randn(2, 9, 32), torch.ones(2, 1, 1, 9)
+    mask[1, ..., 7:] = 0
+    see.thrice(m, x, mask)
+    m.seen.tril_()
+    see.thrice(m, x, mask)
+
+
+CASES["table_beside_a_mask"] = "I", MaskAndTable, fills_its_table

@@ -31,7 +31,7 @@ def attentions(reading: Reading) -> list[Union[Attention, Reason]]:
         kind = _kind_of(node)
         if kind is not None:
             found.append(_found(reading, finder, node, kind))
-    for leaf in finder.tables.read:
+    for leaf in finder.contents:
         tensor = leaf.tensor
         if tensor is not None and reading.settings is not None:
             reading.settings.numbers(tensor)
@@ -101,12 +101,13 @@ def _axis_of(node: Node) -> Any:
 class Finder:
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        self.contents: dict[Value, None] = {}  # the tables whose contents were read
         self.begin()
 
     def begin(self) -> None:
         """From the conditions that the reading has now."""
         self.views = Views(self.reading.conditions, self.reading.sizes())
-        self.tables = Tables(self.views)
+        self.tables = Tables(self.views, self.contents)
         self.masks = MaskReader(self.views, self.tables)
         self.walk = Walk(self.views, self.tables)
 

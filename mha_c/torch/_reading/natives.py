@@ -25,12 +25,14 @@ LAYERS = MODULE_FILE.rpartition("module.py")[0]
 RECORDS = Size.__new__.__code__.co_filename, Recorder.__init__.__code__.co_filename
 # Functions of nn.Module that change nothing; others of that file, when a reader calls them, do.
 HARMLESS = frozenset((
-    "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__setattr__", "children", "named_children",
-    "modules",
-    "named_modules", "parameters", "named_parameters", "buffers", "named_buffers", "_named_members", "get_submodule",
-    "get_parameter", "get_buffer", "__dir__", "inner", "remove_from", "<lambda>", "<genexpr>", "<listcomp>",
-    "_get_name",
-    "_maybe_warn_non_full_backward_hook", "__init__", "__contains__", "__iter__", "__len__", "result_hooks",
+    "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__", "__setattr__", "_named_members", "inner",
+    "remove_from", "<lambda>", "<genexpr>", "<listcomp>", "_get_name", "_maybe_warn_non_full_backward_hook", "__init__",
+    "__contains__", "__iter__", "__len__", "result_hooks",
+))  # fmt: skip
+# Of these what they walk through: all that is inside.
+WALKS = frozenset((
+    "children", "named_children", "modules", "named_modules", "parameters", "named_parameters", "buffers",
+    "named_buffers", "get_submodule", "get_parameter", "get_buffer",
 ))  # fmt: skip
 PURE = frozenset((
     "len", "isinstance", "issubclass", "min", "max", "sum", "abs", "all", "any", "sorted", "hasattr", "getattr",

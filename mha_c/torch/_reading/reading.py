@@ -257,9 +257,7 @@ class _Ending:
             self.recorder.refuse("gradients, or autocast, are switched on or off", Line("", 0, ""))
         if recorder.reads_default_type:
             self.settings.default_type()
-        for leaf in self.recorder.leaves if self.recorder.reads_requires_grad else ():
-            if leaf.kind != "input" and leaf.tensor is not None:
-                self.settings.requires_grad.append((leaf.tensor, leaf.requires_grad))
+        self.settings.facts += recorder.facts()
         broken = None if self.recorder.refused is not None else self.settings.broken()
         if broken is not None:
             self.recorder.refuse(f"it reads and changes {_words(broken)}", Line("", 0, ""))

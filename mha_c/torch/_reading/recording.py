@@ -202,20 +202,29 @@ class Recorder:
     def _fact(self, name: str, function: Any, args: Any, kwargs: Any) -> Any:
         found = function(*_stripped(args), **_stripped(kwargs))
         tensor = args[0] if args else kwargs.get("self", kwargs.get("input"))
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or name in ("__hash__", "__class__", "__dir__"):
             return found
+        shape = self.value_of(tensor).shape  # also of one that nothing is computed from
         if name == "requires_grad":
             self.reads_requires_grad = True
         elif name in ("shape", "size"):
-            shape = self.value_of(tensor).shape
             axis = args[1] if len(args) > 1 else kwargs.get("dim")
             return shape[axis] if axis is not None else torch.Size(shape)
         elif name in ("numel", "nelement"):
-            return product(self.value_of(tensor).shape)
-        elif name == "__len__":  # Python wants a plain number
-            size = self.value_of(tensor).shape[0]
-            if isinstance(size, Size):
-                self.log.pin(size.formula)
+            return product(shape)
+        elif name == "__len__" and isinstance(shape[0], Size):  # Python wants a plain number
+            self.log.pin(shape[0].formula)
+        return found
+
+    def facts(self) -> list[tuple[Tensor, str, Any]]:
+        """What lines may have asked of tensors that are no inputs: `.data` gives a tensor another shape, or type."""
+        found: list[tuple[Tensor, str, Any]] = []
+        for leaf in self.leaves:
+            tensor = leaf.tensor
+            if leaf.kind != "input" and tensor is not None:
+                found += [(tensor, "shape", leaf.shape), (tensor, "dtype", leaf.dtype)]
+                if self.reads_requires_grad:
+                    found.append((tensor, "requires_grad", leaf.requires_grad))
         return found
 
     def _noted(self, found: Any, values: list[Value]) -> Any:

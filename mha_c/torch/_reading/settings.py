@@ -116,36 +116,39 @@ class Settings:
     def __init__(self) -> None:
         self.all: list[Setting] = []
         self.tensors: dict[int, tuple[Tensor, str]] = {}  # that were met on the way, by id, and their words
-        self.requires_grad: list[tuple[Tensor, bool]] = []
+        self.facts: list[tuple[Tensor, str, Any]] = []  # attributes of tensors: "shape", "dtype", "requires_grad"
         self._names: dict[tuple[int, Any], Setting] = {}
         self._things: dict[int, Any] = {}  # containers, types, functions, cells that are kept
         self.met: dict[int, Any] = {}  # objects whose attributes may be read
         self._kinds: dict[int, type] = {}  # of which all classes are kept
         self._n = 0
-        self._prepared: Any = (0, 0), (), (), ()  # for `still_holds`
+        self._prepared: Any = (0, 0), (), (), (), ((), [])  # for `still_holds`
         self._plain_kinds: set[type] = set()  # whose objects are met as `_meet_object` says
         self._stored: set[int] = set()  # the modules' names whose places of parameters and others are kept
 
     def still_holds(self) -> bool:
         """Whether another call would read the same: quickly, where all is the same object."""
         prepared = self._prepared
-        if prepared[0] != (len(self.all), len(self.requires_grad)):
+        if prepared[0] != (len(self.all), len(self.facts)):
             prepared = self._prepared = self._prepare(*prepared)  # at once: another thread may be here, too
-        _, checks, origins, others = prepared
+        _, checks, origins, others, (shaped, shapes) = prepared
         at = first_changed(checks, MISSING, 0)
         while at >= 0:  # perhaps it is an equal number
             setting = origins[at]
             if setting is None or not setting.still_holds():
                 return False
             at = first_changed(checks, MISSING, at + 1)
+        if [x.shape for x in shaped] != shapes:  # each asking makes another object
+            return False
         return not others or all(setting.still_holds() for setting in others)
 
-    def _prepare(self, sizes: Any, before: Any, origins: Any, others: Any) -> Any:
-        """(how much was read, what `first_changed` checks, the setting of each check or None, the other settings), with
-        what was read since then."""
-        n, n_flags = sizes
-        sizes = len(self.all), len(self.requires_grad)
+    def _prepare(self, sizes: Any, before: Any, origins: Any, others: Any, shapes: Any) -> Any:
+        """(how much was read, what `first_changed` checks, the setting of each check or None, the other settings, some
+        tensors and their shapes), with what was read since then."""
+        n, n_facts = sizes
+        sizes = len(self.all), len(self.facts)
         checks, origins, others = [*before], [*origins], [*others]
+        shaped, shapes = [*shapes[0]], [*shapes[1]]
         for setting in self.all[n:]:
             found = checks_of(setting)
             if found is None:
@@ -153,10 +156,14 @@ class Settings:
             else:
                 checks += found
                 origins += [setting] * (len(found) // 3)
-        for tensor, flag in self.requires_grad[n_flags:]:
-            checks += (tensor, "requires_grad", flag)
-            origins.append(None)
-        return sizes, tuple(checks), origins, others
+        for fact in self.facts[n_facts:]:
+            if fact[1] == "shape":
+                shaped.append(fact[0])
+                shapes.append(fact[2])
+            else:
+                checks += fact
+                origins.append(None)
+        return sizes, tuple(checks), origins, others, (shaped, shapes)
 
     def broken(self) -> Optional[Setting]:
         """The first that does not hold."""
@@ -423,8 +430,11 @@ class Settings:
             if name not in but:
                 self.name(own, name)
         if isinstance(owner, nn.Module):
-            for store in ("_parameters", "_buffers", "_modules"):
-                self.meet(own[store], store)
+            self.parts(owner)
+
+    def parts(self, module: nn.Module) -> None:
+        for store in ("_parameters", "_buffers", "_modules"):
+            self.meet(module.__dict__[store], store)
 
 
 _KNOWN = ("torch", "builtins", "numpy", "collections", "typing", "enum", "abc")

@@ -80,11 +80,10 @@ _NUMBERS: dict[str, Callable[..., Any]] = {
 
 
 class Tables:
-    """Asks each value once.  `read` are the leaves whose contents were read."""
+    """Asks each value once.  `read` gets the leaves whose contents were read."""
 
-    def __init__(self, views: Views) -> None:
-        self.views = views
-        self.read: dict[Value, None] = {}
+    def __init__(self, views: Views, read: dict[Value, None]) -> None:
+        self.views, self.read = views, read
         self._constant: dict[Value, bool] = {}
         self._said: dict[Value, Optional[Said]] = {}
 

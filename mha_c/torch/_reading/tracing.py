@@ -1,8 +1,7 @@
 """Which lines of Python a call runs, what they read off what, which functions of C they call, and what they set.
 
 Python itself tells of each line before it runs (`sys.settrace`) and of each function of C (`sys.setprofile`); what a
-line
-reads stands in its bytecode.
+line reads stands in its bytecode.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from .natives import (
     TORCH_FILES,
     TORCH_FUNCTIONS,
     VALUE_TYPES,
+    WALKS,
     WHOLE,
     is_standard,
 )
@@ -69,9 +69,7 @@ class Tracer:
         self.loose: dict[str, None] = {}
         self.looked: dict[str, None] = {}  # of these, those that may be missing
         self.thread = threading.get_ident()
-        self.indexed: dict[
-            Line, int
-        ] = {}  # how often a line took an item, at a place that was not seen, of what was not seen
+        self.indexed: dict[Line, int] = {}  # how often it took an item, at a place and of a thing that were not seen
         self.wholes: dict[int, Any] = {}  # objects of which any attribute may have been read
         self.fresh: dict[int, Any] = {}  # objects that the call has made
         self._floats: list[tuple[int, bool]] = []
@@ -103,7 +101,7 @@ class Tracer:
             return None
         if is_theirs(file):
             if file == MODULE_FILE:
-                self._of_module(frame, code.co_name)
+                self._kept(self._of_module, frame, code.co_name)
             elif frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
                 self._of_torch(frame, file, code.co_name)
             if not file.startswith(LAYERS) or code.co_name not in ("forward", "_conv_forward"):
@@ -112,11 +110,15 @@ class Tracer:
             return None
         elif file == "<string>" and frame.f_back is not None and frame.f_back.f_code.co_filename in RECORDS:
             return None
+        self._kept(self._entered, frame, code)
+        return self._local
+
+    def _kept(self, told: Any, frame: FrameType, what: Any) -> None:
+        """What is told of a frame, or why it cannot be kept."""
         try:
-            self._entered(frame, code)
+            told(frame, what)
         except CannotKeep as why:
             self.recorder.refuse(str(why), self.line_of(frame))
-        return self._local
 
     def _is_of_torch(self, frame: Any) -> bool:
         """Whether torch has called what runs in this frame of Python's own library."""
@@ -128,10 +130,7 @@ class Tracer:
         if event == "line":
             facts = facts_of(frame.f_code).get(frame.f_lineno)
             if facts is not None:
-                try:
-                    self._line(frame, facts)
-                except CannotKeep as why:
-                    self.recorder.refuse(str(why), self.line_of(frame))
+                self._kept(self._line, frame, facts)
         elif event == "exception":
             of_tensor = issubclass(arg[0], AttributeError) and "Tensor' object has no" in str(arg[1])
             if of_tensor or not issubclass(arg[0], (StopIteration, GeneratorExit, AttributeError)):
@@ -168,7 +167,10 @@ class Tracer:
             given = frame.f_locals
             self._sets(given["self"], given["name"], self._caller(frame))
         elif name not in HARMLESS and frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
-            self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame))
+            if name not in WALKS:
+                self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame))
+            for each in frame.f_locals["self"].modules() if name in WALKS else ():
+                self.settings.parts(each)
 
     def _of_torch(self, frame: FrameType, file: str, name: str) -> None:
         """A function of torch in Python that a reader's line calls."""
