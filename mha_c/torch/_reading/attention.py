@@ -187,7 +187,7 @@ class Finder:
             if step.kind == "scale":
                 later = times(later, step.what)
             elif step.kind == "tanh":
-                if softcap is not None or masks_before(masks, later):
+                if softcap is not None:
                     raise Unclear("scores go through tanh, and what is done to them after is not read", step.node)
                 softcap, later = later, later
             elif step.kind == "hide":
@@ -337,7 +337,7 @@ class Finder:
         scale = times(scale, times(queries[0].scale, keys[0].scale))
         masks: list[Mask] = []
         if given["is_causal"]:
-            masks.append(Mask("causal", None, (), -math.inf, False, 1, 0, (), True, node.line))
+            masks.append(Mask("causal", None, (), -math.inf, False, 1, 0, (), node.line))
         if mask is not None:
             if "bool" in str(mask.dtype):
                 masks += self.masks.hiding(mask, False, places, -math.inf, False, node)
@@ -364,10 +364,6 @@ class Finder:
             output_dropout=None,
             nodes=frozenset((node,)), line=node.line, node=node,
         )  # fmt: skip
-
-
-def masks_before(masks: list[Mask], later: Any) -> bool:
-    return False
 
 
 __all__ = ["CASTS", "Attention", "Mask", "Operand", "Projected", "Rows", "Turn", "attentions"]

@@ -34,9 +34,6 @@ class Mask(NamedTuple):
     factor   what was multiplied by afterwards, as `fill` is already: of "add"
     offset   a number
     spans    of "band": pairs (first, last) of key - query, which are hidden
-    constant whether `value` hangs on no input's numbers
-    shape    of scores where it was put on, and `letters` of its axes
-    tables   leaves whose contents were read whole for this
     """
 
     sense: str
@@ -47,9 +44,7 @@ class Mask(NamedTuple):
     factor: Any
     offset: Any
     spans: tuple[tuple[float, float], ...]
-    constant: bool
     line: Line
-    tables: tuple[Value, ...] = ()
 
 
 class Unclear(Exception):
@@ -93,8 +88,7 @@ class MaskReader:
         if found is not None:
             return found
         root, axes = self._root(value, places)
-        constant = self.tables.is_constant(value)
-        return [Mask("add", root, axes, 0.0, True, factor, 0, (), constant, node.line)]
+        return [Mask("add", root, axes, 0.0, True, factor, 0, (), node.line)]
 
     def _added_condition(self, value: Value, places: Any, factor: Any, node: Node) -> Optional[list[Mask]]:
         """(1 - keep) * -1e9, zeros.masked_fill(hide, -inf), where(keep, 0, -inf)."""
@@ -159,8 +153,7 @@ class MaskReader:
             if found is not None:
                 return found
         root, axes = self._root(cond, places)
-        constant = self.tables.is_constant(cond)
-        return [Mask("hide" if truth else "keep", root, axes, 0.0, False, 1, 0, (), constant, node.line)]
+        return [Mask("hide" if truth else "keep", root, axes, 0.0, False, 1, 0, (), node.line)]
 
     def _made(self, cond: Value, truth: bool, places: Any, node: Node) -> Optional[list[Mask]]:
         made = cond.node
@@ -210,7 +203,7 @@ class MaskReader:
         if any("k" in letters for letters in axes):
             return None
         offset = (1 if hides == "gt" else 0) - int(said.number)
-        return [Mask("lengths", root, axes, 0.0, False, 1, offset, (), self.tables.is_constant(lens), made.line)]
+        return [Mask("lengths", root, axes, 0.0, False, 1, offset, (), made.line)]
 
     def _banded(self, band: Band, places: Any, node: Node) -> list[Mask]:
         """Hidden distances, where one axis goes along the queries and the other along the keys."""
@@ -221,8 +214,7 @@ class MaskReader:
             spans = tuple((-b, -a) for a, b in reversed(spans))
         elif sides != (("q",), ("k",)):
             raise Unclear("a mask of positions does not go along queries and keys", node)
-        tables = tuple(self.tables.read)
-        plain = Mask("band", None, (), 0.0, False, 1, 0, spans, True, node.line, tables)
+        plain = Mask("band", None, (), 0.0, False, 1, 0, spans, node.line)
         found = []
         for first, last in spans:
             if first == -INF and last == INF:
