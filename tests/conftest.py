@@ -68,6 +68,10 @@ def pytest_addoption(parser):
     parser.addoption("--few", action="store_true", help="a few cases of each test: for a second environment")
 
 
+def pytest_configure(config):
+    needs.FEW = config.getoption("few")
+
+
 def pytest_ignore_collect(collection_path, config):
     """With --smoke other files are not even imported."""
     if config.getoption("smoke") and collection_path.suffix == ".py" and collection_path.name.startswith("test_"):
@@ -98,7 +102,7 @@ def of_this_isa(item):
 def a_few(items):
     """Of each test the first and the last of its cases, on one instruction set: what an older Python, NumPy or torch
     breaks is a line of ours that asks them for something, and each test goes through its lines with each of its cases.
-    So no test is left out, and no file that comes later.
+    So no test is left out, and no file that comes later.  A property draws as few: needs.draws.
     """
     cases = {}
     for item in filter(of_this_isa, items):

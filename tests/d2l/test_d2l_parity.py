@@ -18,7 +18,7 @@ from layouts import LAYOUTS
 
 # --- Layers ----------------------------------------------------------------------------------------
 
-examples = settings(max_examples=60)
+examples = settings(max_examples=needs.draws(60))
 
 
 def a_generation(data):

@@ -86,7 +86,7 @@ def compare(ours, theirs, weights_of, tensors, lens):
         torch.testing.assert_close(found[name], x, rtol=1e-9, atol=1e-11 * max(scale, 1), msg=note)
 
 
-@settings(max_examples=60)
+@settings(max_examples=needs.draws(60))
 @given(call=calls(), d2l=GENERATIONS)
 def test_multi_head_attention(call, d2l, float64):
     q, k, v, lens, hiddens, heads, bias = call
@@ -96,7 +96,7 @@ def test_multi_head_attention(call, d2l, float64):
     compare(ours, theirs, lambda layer: layer.attention.attention_weights, (q, k, v), lens)
 
 
-@settings(max_examples=60)
+@settings(max_examples=needs.draws(60))
 @given(call=calls(single_head=True), d2l=GENERATIONS)
 def test_additive_attention(call, d2l, float64):
     q, k, v, lens, hiddens, _, _ = call
@@ -105,14 +105,14 @@ def test_additive_attention(call, d2l, float64):
     compare(ours, theirs, lambda layer: layer.attention_weights, (q, k, v), lens)
 
 
-@settings(max_examples=60)
+@settings(max_examples=needs.draws(60))
 @given(call=calls(single_head=True, same_sizes=True), d2l=GENERATIONS)
 def test_dot_product_attention(call, d2l):
     q, k, v, lens, _, _, _ = call
     compare(mt.DotProductAttention(0.0), d2l.DotProductAttention(0.0), lambda x: x.attention_weights, (q, k, v), lens)
 
 
-@settings(max_examples=30)
+@settings(max_examples=needs.draws(30))
 @given(call=calls())
 def test_dropout_is_that_of_the_numpy_side(call):
     """The same seed drops the same weights, in every form of the layer; in the mean nothing changes."""

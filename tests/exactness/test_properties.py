@@ -13,10 +13,7 @@ import needs
 from layouts import LAYOUTS
 from mha_c import functional as F
 
-if needs.NIGHTLY:
-    many = hypothesis.settings(max_examples=4000)
-else:
-    many = hypothesis.settings(max_examples=150)
+many = hypothesis.settings(max_examples=needs.draws(150, 4000))
 SIZES = st.one_of(st.integers(0, 20), st.sampled_from([31, 32, 33, 63, 64, 65, 129]))
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mha_c
+import needs
 from checks import close, same
 from mha_c import _reference
 from mha_c import functional as F
@@ -93,7 +94,7 @@ def build(sizes, drawn, rng, dtype):
     return lens, options
 
 
-@settings(max_examples=150)
+@settings(max_examples=needs.draws(150))
 @given(case=cases())
 def test_dot_product_attention_with_all_options(isa, dtype, case):
     sizes, drawn, seed = case
@@ -107,7 +108,7 @@ def test_dot_product_attention_with_all_options(isa, dtype, case):
         q, k, v, lens, **options, **EVERYTHING)[0])  # fmt: skip
 
 
-@settings(max_examples=100)
+@settings(max_examples=needs.draws(100))
 @given(case=cases())
 def test_additive_attention_with_all_options(isa, dtype, case):
     sizes, drawn, seed = case

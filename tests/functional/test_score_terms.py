@@ -99,7 +99,7 @@ def test_the_largest_caps_are_none(rng, isa, dtype, softcap):
 
 @pytest.mark.parametrize("isa", [name for name, there in _core.isas() if there], indirect=True)
 @hypothesis.given(call=calls())
-@hypothesis.settings(max_examples=400 if needs.NIGHTLY else 25)
+@hypothesis.settings(max_examples=needs.draws(25, 400))
 def test_forward(call, dtype, isa):
     arrays, lens, options = numbers(*call, dtype)
     out, weights, lse = apply(arrays, lens, options, return_weights=True, return_lse=True)
@@ -151,7 +151,7 @@ def loss_gradients(arrays, lens, options, grad_out):
 
 @pytest.mark.parametrize("isa", [name for name, there in _core.isas() if there], indirect=True)
 @hypothesis.given(call=calls())
-@hypothesis.settings(max_examples=300 if needs.NIGHTLY else 15)
+@hypothesis.settings(max_examples=needs.draws(15, 300))
 def test_gradients(call, dtype, isa):
     arrays, lens, options = numbers(*call, dtype)
     q, k, v, w_v = arrays

@@ -170,7 +170,7 @@ def machine(dtype, torch):
     kind = type(f"Steps_{dtype}_{torch}", (Steps,), {"dtype": dtype, "torch": torch})
     test = kind.TestCase
     test.settings = settings(
-        max_examples=30,
+        max_examples=needs.draws(30),
         stateful_step_count=8,
         deadline=None,
         report_multiple_bugs=False,

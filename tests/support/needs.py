@@ -28,7 +28,15 @@ SYSTEM_PIECES = (
 )
 REQUIRE_ALL = os.environ.get("MHA_C_REQUIRE_ALL", "0") not in ("", "0")
 NIGHTLY = os.environ.get("MHA_C_NIGHTLY", "0") not in ("", "0")  # `make nightly`: more of the same
+FEW = False  # conftest.py sets it: a few cases of each test, for a second environment
 FREE_SEEDS = os.environ.get("MHA_C_FREE_SEEDS", "0") not in ("", "0")  # there: new examples of properties each time
+
+
+def draws(by_day, by_night=None):
+    """How many examples a property is tried with."""
+    if FEW:
+        return min(by_day, 15)
+    return by_night if NIGHTLY and by_night else by_day
 
 
 def skip_or_fail(reason):
