@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from zoo import style
-from zoo_students import ADDITIVE, JOINS, MASKS, POSITIONS, SCALES, SPLITS
+from zoo_students import ADDITIVE, JOINS, MASKS, POSITIONS, SCALES
 
 
 def lengths_mask(ask, scores, valid_lens):
@@ -128,7 +128,7 @@ def torch_multi_head(ask):
     return MyMultiHead
 
 
-@style("transpose_qkv", SPLITS[:2])
+@style("transpose_qkv", "heads_without_transpose heads_interleaved")
 def torch_transpose_qkv(ask):
     def transpose_qkv(X, num_heads):
         b, t, h = X.size()
