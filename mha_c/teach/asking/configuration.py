@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..._arguments.names import OTHERS
-from ..._recognize import books_name
+from ..._recognize import CONFIGS, books_name
 
 _NAMES = [
     "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
@@ -83,3 +85,51 @@ def size_of(name: str) -> str:
     if "drop" in plain or plain.endswith("_pdrop"):
         return "dropout"
     return books_name(name, _NAMES) or ("bias" if plain.endswith("bias") else "")
+
+
+# ---- constructors ----------------------------------------------------------------------------------------------------
+
+
+def constructor_parameters(mine: Any) -> list[inspect.Parameter]:
+    """Of a class; none where it does not say."""
+    try:
+        found = inspect.signature(mine).parameters.values()
+        return [each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    except (TypeError, ValueError):
+        return []
+
+
+def takes_config(mine: Any) -> bool:
+    """Whether the constructor of a class takes its sizes as one object."""
+    return any(is_config(mine, each.name) for each in constructor_parameters(mine))
+
+
+def is_config(mine: Any, name: str) -> bool:
+    """Whether an argument of the constructor is such an object, as its name or the code says: settings.width."""
+    if name.lower() in CONFIGS:
+        return True
+    if size_of(name):
+        return False
+    return bool(re.search(rf"\b{name}(\.[a-z]\w*\b(?!\()|\[['\"])", _text_of(mine.__init__)))
+
+
+@lru_cache(maxsize=8)  # Python reads a whole file to find a function in it, and changed lines make a layer each
+def _text_of(constructor: Any) -> str:
+    try:
+        return inspect.getsource(constructor)
+    except (OSError, TypeError):
+        return ""
+
+
+def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
+    """What the book calls the arguments of a constructor; "" where nothing tells."""
+    names = {parameter.name: size_of(parameter.name) for parameter in wanted}
+    if "query_size" not in names.values() and list(names.values()).count("num_hiddens") == 2:
+        names[next(name for name, ours in names.items() if ours == "num_hiddens")] = "query_size"  # (d_in, d_out)
+    if "num_heads" in names.values() and not {"query_size", "head_dim"} & {*names.values()}:  # as in Keras
+        for_heads = {"key_size": "head_dim", "value_size": "head_dim"}
+        names = {name: for_heads.get(ours, ours) if "dim" in name else ours for name, ours in names.items()}
+    unknown = [each.name for each in wanted if each.default is each.empty and not names[each.name]]
+    if len(unknown) == 1 and len(wanted) > 1 and "num_heads" not in names.values() and not is_config(mine, unknown[0]):
+        names[unknown[0]] = "num_heads"
+    return names

@@ -8,8 +8,9 @@ from typing import Any, Optional
 import numpy as np
 
 from ..words.sentences import said
+from .configuration import constructor_parameters
 from .forms import Way, doubled
-from .making import CannotAsk, asks_for, constructor_parameters, widths
+from .making import CannotAsk, asks_for, widths
 from .mistakes import BookForm, signature
 from .probes import Inputs, Sizes, probes, steps_of
 from .student import Round, Student

@@ -11,7 +11,8 @@ from typing import Any, Optional
 from ..._recognize import books_name, parameters, root_of, weights_of
 from ..._recognize.roles import chooses_keys, roles
 from ..words.sentences import said
-from .making import Making, Unmade, constructor_parameters, holds_triangle, make
+from .configuration import constructor_parameters
+from .making import Making, Unmade, holds_triangle, make
 from .mistakes import KINDS
 
 _KINDS = [  # by the name of an implementation, else by an argument that only this kind has

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from ..._arguments.arrays import is_tensor
-from ..._recognize import CONFIGS, Weights, heads_of, weights_of
+from ..._recognize import Weights, heads_of, weights_of
 from ..words.sentences import said
-from .configuration import Config, size_of
+from .configuration import Config, constructor_parameters, is_config, names_of, size_of, takes_config
 from .probes import Inputs, Sizes, probes
 
 _LEFT_AS_THEY_ARE = "bias", "base", "max_len", "temperature", "device", "dtype"  # where they have a default
@@ -58,37 +55,6 @@ class Unmade(Exception):
     """The student's constructor raises an error, which is the cause of this one."""
 
 
-def constructor_parameters(mine: Any) -> list[inspect.Parameter]:
-    """Of a class; none where it does not say."""
-    try:
-        found = inspect.signature(mine).parameters.values()
-        return [each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    except (TypeError, ValueError):
-        return []
-
-
-def takes_config(mine: Any) -> bool:
-    """Whether the constructor of a class takes its sizes as one object."""
-    return any(_is_config(mine, each.name) for each in constructor_parameters(mine))
-
-
-def _is_config(mine: Any, name: str) -> bool:
-    """Whether an argument of the constructor is such an object, as its name or the code says: settings.width."""
-    if name.lower() in CONFIGS:
-        return True
-    if size_of(name):
-        return False
-    return bool(re.search(rf"\b{name}(\.[a-z]\w*\b(?!\()|\[['\"])", _text_of(mine.__init__)))
-
-
-@lru_cache(maxsize=8)  # Python reads a whole file to find a function in it, and changed lines make a layer each
-def _text_of(constructor: Any) -> str:
-    try:
-        return inspect.getsource(constructor)
-    except (OSError, TypeError):
-        return ""
-
-
 def asks_for(mine: Any, name: str) -> bool:
     """Whether a class's constructor takes what the book calls so, or finds it in its configuration."""
     if not isinstance(mine, type):
@@ -100,7 +66,7 @@ def asks_for(mine: Any, name: str) -> bool:
     if not takes_config(mine):
         return False
     with suppress(Exception):
-        layer = mine(**{each.name: config for each in wanted if _is_config(mine, each.name)})
+        layer = mine(**{each.name: config for each in wanted if is_config(mine, each.name)})
         if any(held is config for held in vars(layer).values()):  # a call may ask, too
             return name in config.asked or any(size_of(word) == name for word in _words(mine))
     return name in config.asked
@@ -119,24 +85,25 @@ def _words(mine: type) -> Iterator[str]:
             yield from (*code.co_names, *(each for each in code.co_consts if isinstance(each, str)))
 
 
+def heads_by_place(mine: Any) -> bool:
+    """Whether a constructor takes a number of heads, and keeps it, by a name in no table: the one that is left."""
+    wanted = constructor_parameters(mine) if isinstance(mine, type) else []
+    name = next((name for name, ours in names_of(mine, wanted).items() if ours == "num_heads" != size_of(name)), "")
+    with suppress(Unmade, CannotAsk):
+        return bool(name) and 2 in [x for x in vars(make(mine, Making(8, 2, 8, 8, 8))).values() if type(x) is int]
+    return False
+
+
 def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional[Mapping[str, Any]] = None) -> Any:
     """A layer of a class, in evaluation mode; `chosen` are arguments of the constructor beside sizes."""
     known = sizes.known(for_positions)
     wanted = constructor_parameters(mine)
     given: dict[str, Any] = {}
-    names = {parameter.name: size_of(parameter.name) for parameter in wanted}
-    if "query_size" not in names.values() and list(names.values()).count("num_hiddens") == 2:
-        names[next(name for name, ours in names.items() if ours == "num_hiddens")] = "query_size"  # (d_in, d_out)
-    if "num_heads" in names.values() and not {"query_size", "head_dim"} & {*names.values()}:  # as in Keras
-        for_heads = {"key_size": "head_dim", "value_size": "head_dim"}
-        names = {name: for_heads.get(ours, ours) if "dim" in name else ours for name, ours in names.items()}
-    unknown = [each.name for each in wanted if each.default is each.empty and not names[each.name]]
-    if len(unknown) == 1 and len(wanted) > 1 and "num_heads" not in names.values() and not _is_config(mine, unknown[0]):
-        names[unknown[0]] = "num_heads"
+    names = names_of(mine, wanted)
     for parameter in wanted:
         name = names[parameter.name]
         needed = parameter.default is parameter.empty
-        if _is_config(mine, parameter.name) and (needed or parameter.default is None):
+        if is_config(mine, parameter.name) and (needed or parameter.default is None):
             given[parameter.name] = Config({**known, **(chosen or {})})
         elif needed and not name:
             words = "check does not know the argument {name}: give it a layer"

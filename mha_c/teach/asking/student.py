@@ -22,7 +22,7 @@ from ..._recognize import books_name, parameters, root_of
 from ..._recognize.roles import is_flag, roles
 from ..words.sentences import said
 from .answers import readable
-from .configuration import size_of
+from .configuration import constructor_parameters, size_of
 from .forms import Way, joined, parts
 from .kinds import projected_by
 from .making import (
@@ -30,7 +30,7 @@ from .making import (
     CannotAsk,
     Layers,
     asks_for,
-    constructor_parameters,
+    heads_by_place,
     number_of_heads,
     of_groups,
     own_size,
@@ -261,7 +261,7 @@ class Student:
             return False
         if self.layers is None or not self.has_weights:
             return True
-        if asks_for(self.mine, "num_heads"):
+        if asks_for(self.mine, "num_heads") or heads_by_place(self.mine):
             return False
         layer = self.layers.any(probes(self.kind)[0])
         return not number_of_heads(layer) and self.layers.weights(layer)[0].num_heads == 1

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..asking.comparing import equal
-from ..asking.making import asks_for, constructor_parameters, takes_config
+from ..asking.configuration import constructor_parameters, takes_config
+from ..asking.making import asks_for
 from ..asking.mistakes import BookForm
 from ..asking.rounds import Run, run_of
 from ..asking.student import Student

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ..._recognize.roles import is_flag
-from ..asking.making import constructor_parameters
+from ..asking.configuration import constructor_parameters
 from ..asking.mistakes import KINDS, ROTARY, BookForm
 from ..asking.rounds import forms_of_mask
 from ..asking.student import Round, Student

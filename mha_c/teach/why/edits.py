@@ -31,8 +31,7 @@ class Edit(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What a function's lines may read: its variables, the attributes of self that its class has, and the names of its
-    file."""
+    """What a function's lines may read: its variables, what self keeps, and the names of its file."""
 
     variables: Sequence[str]
     attributes: Sequence[str]
@@ -88,11 +87,14 @@ def _roots(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Call, ast.BinOp, ast.Constant)):
         yield _edit(node.value, f"1 / ({ast.unparse(node.value)})" if isinstance(node.value, ast.BinOp) else
                     f"1 / {ast.unparse(node.value)}")  # fmt: skip
-    product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
-    if product or (isinstance(node, ast.Call) and _called(node) in ("matmul", "bmm", "einsum")):
-        arrays = [node.left] if product else [x for x in node.args if not isinstance(x, ast.Constant)]
+    if _is_product(node) or (isinstance(node, ast.Call) and _called(node) in ("matmul", "bmm", "einsum")):
+        arrays = [node.left] if _is_product(node) else [x for x in node.args if not isinstance(x, ast.Constant)]
         if arrays:
             yield _edit(node, f"{ast.unparse(node)} / {ast.unparse(arrays[0])}.shape[-1] ** 0.5")
+
+
+def _is_product(node: Any) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
 
 
 def _called(node: Any) -> str:
@@ -103,7 +105,7 @@ def _features(node: Any, _: Scope) -> Iterator[Edit]:
     """Of a product of queries and keys that is scaled in its line: their features, under a root of something else."""
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
         inner = [*ast.walk(node.value)]
-        products = [x for x in inner if isinstance(x, ast.BinOp) and isinstance(x.op, ast.MatMult)]
+        products = [x for x in inner if _is_product(x)]
         roots = [x.left for x in inner if isinstance(x, ast.BinOp) and isinstance(x.op, ast.Pow)]
         roots += [x.args[0] for x in inner if isinstance(x, ast.Call) and _called(x) == "sqrt" and x.args]
         for product in products[:1]:
@@ -130,8 +132,10 @@ def _inversions(node: Any, _: Scope) -> Iterator[Edit]:
 
 
 def _fills(node: Any, _: Scope) -> Iterator[Edit]:
-    if isinstance(node, ast.Call) and _called(node) in ("masked_fill", "masked_fill_", "where", "full", "full_like"):
-        yield from (_edit(x, "-1e9") for x in node.args[1:] if not isinstance(x, ast.Name))
+    if isinstance(node, ast.Call):
+        if _called(node) in ("masked_fill", "masked_fill_", "where", "full", "full_like"):
+            yield from (_edit(x, "-1e9") for x in node.args[1:] if not isinstance(x, ast.Name))
+        yield from (_edit(x.value, "-1e9") for x in node.keywords if re.search("val|fill", x.arg or ""))
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         yield _edit(node.value, "-1e9")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
@@ -152,9 +156,8 @@ def _calls(node: Any, _: Scope) -> Iterator[Edit]:
             order = [node.args[0], node.args[2], node.args[1], *node.args[3:]]
             yield _edit(node, f"{ast.unparse(node.func)}({', '.join(map(ast.unparse, order))}).swapaxes(1, 2)")
         if _called(node) in ("view", "reshape", "flatten") and isinstance(node.func, ast.Attribute):
-            held = node.func.value
-            inner = ", ".join(ast.unparse(x) for x in node.args)
-            yield _edit(node, f"{ast.unparse(held)}.swapaxes(1, 2).reshape({inner})")
+            inner = ", ".join(map(ast.unparse, node.args))
+            yield _edit(node, f"{ast.unparse(node.func.value)}.swapaxes(1, 2).reshape({inner})")
         if _called(node) in ("sigmoid", "tanh", "relu", "exp", "softplus"):
             of = node.args[0] if node.args else getattr(node.func, "value", node.func)
             yield _edit(node, f"{_inner(of)}.softmax(-1)")
@@ -193,9 +196,7 @@ def _in_layers(node: Any, names: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names.variables:
         for each in names.attributes:
             if re.search("drop|softmax", each.lower()) is None:
-                yield _edit(
-                    node, f"self.{each}({node.id})" if "np" not in names.of_file else f"{node.id} @ self.{each}"
-                )
+                yield _edit(node, f"{node.id} @ self.{each}" if "np" in names.of_file else f"self.{each}({node.id})")
 
 
 def _sides(node: Any, _: Scope) -> Iterator[Edit]:
@@ -281,11 +282,11 @@ def _without(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and not isinstance(node.func.value, ast.Name):
             yield _edit(node, ast.unparse(node.func.value))
-        if node.args:
+        if node.args and _number(node.args[0]) is None:
             yield _edit(node, ast.unparse(node.args[0]))
-            if node.keywords and node.keywords[-1].arg == "scale":
-                before = [*node.args, *(x.value for x in node.keywords[:-1])][-1]
-                yield Edit(_end(before), _end(node.keywords[-1].value), "")
+        if node.args and node.keywords and node.keywords[-1].arg == "scale":
+            before = [*node.args, *(x.value for x in node.keywords[:-1])][-1]
+            yield Edit(_end(before), _end(node.keywords[-1].value), "")
 
 
 def _orders(node: Any, _: Scope) -> Iterator[Edit]:
@@ -296,10 +297,21 @@ def _orders(node: Any, _: Scope) -> Iterator[Edit]:
             new = [*items]
             new[i], new[j] = new[j], new[i]
             yield Edit(items[0].col_offset, _end(items[-1]), ", ".join(map(ast.unparse, new)))
-            if len(items) == 3:
-                for order in ((1, 2, 0), (2, 0, 1)):
-                    text = ", ".join(ast.unparse(items[k]) for k in order)
-                    yield Edit(items[0].col_offset, _end(items[-1]), text)
+            for order in ((1, 2, 0), (2, 0, 1)) if len(items) == 3 else ():
+                text = ", ".join(ast.unparse(items[k]) for k in order)
+                yield Edit(items[0].col_offset, _end(items[-1]), text)
+
+
+def _products(node: Any, _: Scope) -> Iterator[Edit]:
+    """A product with the second array transposed: the two arrays in the other order."""
+    is_call = isinstance(node, ast.Call) and _called(node) in ("matmul", "bmm") and len(node.args) == 2
+    if not is_call and not _is_product(node):
+        return
+    between, left, right = (", ", *node.args) if is_call else (" @ ", node.left, node.right)
+    turned = getattr(right.func if isinstance(right, ast.Call) else right, "value", None)
+    if isinstance(left, ast.Name) and isinstance(turned, ast.Name):
+        other = left.id + ast.unparse(right)[len(turned.id) :]
+        yield Edit(left.col_offset, _end(right), f"{turned.id}{between}{other}")
 
 
 def _other_names(node: Any, names: Scope) -> Iterator[Edit]:
@@ -383,9 +395,8 @@ def _turned(node: Any, _: Scope) -> Iterator[Edit]:
     """A matrix transposed, or not."""
     if isinstance(node, ast.Attribute) and node.attr == "T":
         yield _edit(node, ast.unparse(node.value))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
-        if isinstance(node.right, (ast.Name, ast.Attribute)):
-            yield _edit(node.right, f"{ast.unparse(node.right)}.T")
+    if _is_product(node) and isinstance(node.right, (ast.Name, ast.Attribute)):
+        yield _edit(node.right, f"{ast.unparse(node.right)}.T")
 
 
 def _with_scale(node: Any, names: Scope) -> Iterator[Edit]:
@@ -401,15 +412,15 @@ def _wrapped(node: Any, _: Scope) -> Iterator[Edit]:
     """What is returned, projected."""
     if isinstance(node, ast.Return) and node.value is not None:
         inner = ast.unparse(node.value)
-        for name in ("W_o", "c_proj", "proj", "out_proj", "w_o", "Wo", "fc_out", "to_out", "out", "o_proj"):
-            yield _edit(node.value, f"self.{name}({inner})")
+        names = ("W_o", "c_proj", "proj", "out_proj", "w_o", "Wo", "fc_out", "to_out", "out", "o_proj")
+        yield from (_edit(node.value, f"self.{name}({inner})") for name in names)
         yield _edit(node.value, f"{inner} @ W_o")
 
 
 _ALL = (
     _axes, _roots, _comparisons, _inversions, _fills, _calls, _without, _numbers_beside, _symbols, _orders,
     _other_names, _wrapped, _indices, _signs, _halves, _letters, _normalised, _turned, _in_functions, _in_layers,
-    _sides, _ranges, _interleaved, _with_scale,
+    _sides, _ranges, _interleaved, _with_scale, _products,
 )  # fmt: skip
 # What mends the mistakes whose ids start so.
 _MENDS = {
@@ -424,7 +435,7 @@ _MENDS = {
         _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, _symbols, _other_names, _ranges,
     ),
     ("swapped", "no_projection", "no_output", "weights_", "no_values", "no_w_v", "no_tanh", "no_transpose"): (
-        _other_names, _orders, _numbers_beside, _letters, _turned, _wrapped, _in_layers, _in_functions,
+        _other_names, _orders, _numbers_beside, _letters, _turned, _wrapped, _in_layers, _in_functions, _products,
     ),
     ("heads_", "no_heads", "wrong_", "groups_", "group_", "first_group", "qkv_order", "keys_reshaped"): (
         _calls, _orders, _halves, _letters, _numbers_beside, _symbols, _without, _interleaved,

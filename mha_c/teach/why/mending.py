@@ -35,6 +35,8 @@ _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is trie
 
 _AS_IT_IS = ("mask_after_softmax",)  # in the wrong place: another change of one line would only hide it
 _IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
+_SAYS_NOTHING = re.compile(r"(?:transpose|swapaxes)\((-?\d), ?\1\)")  # a change that only hides the call
+_OF_ROWS = re.compile(rb"\b\w*q\w*\s*[@,]\s*\w*k\w*\.", re.IGNORECASE)  # a row of scores is of a query
 
 
 class Mended(NamedTuple):
@@ -99,14 +101,18 @@ def _ordered(lines: Sequence[tuple[_Function, int]], places: Sequence[Place], id
 def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Candidate]]:
     """The changes of a line, each with how late it is tried."""
     raw = theirs.line(number).encode()
+    if id.startswith("no_rescale") and re.search(rb"max|exp\(", raw):  # with no maximum at all none is to be rescaled
+        return
     for edit in theirs.edits(number, id):
         # Of two as small: what is done to a name, not to a call, whose own line would do it.
         size, is_of_call = _size(edit, raw) + _is_new_sign(edit, raw), b"(" in raw[edit.start : edit.end]
         # What is missing at the end is missing in the call itself, not in a helper.
         helps = id.startswith("no_output") and theirs.made.__name__ not in ("forward", "__call__", "call")
         cost = (_misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
-        last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + cost[0])
+        last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + (cost[0] > 0))
         text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
+        if _SAYS_NOTHING.search(text) or (edit.is_of_name and b"max(" in raw):  # any maximum makes the same softmax
+            continue
         likely = 2 * is_of_number(edit, raw) + 2 * ("->" in edit.text)  # an axis, a sign; more so, letters of einsum
         yield min(size, _LARGE) + last - likely, _Candidate(cost, theirs, number, text)
 
@@ -129,10 +135,14 @@ def _begin_alike(one: str, two: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
 
 
-def _misnames(edit: Edit, line: bytes) -> bool:
-    """Whether it gives queries, keys and values each other's names: what exchanges them stands elsewhere."""
+def _misnames(edit: Edit, line: bytes) -> int:
+    """1: it gives queries, keys and values each other's names: what exchanges them stands elsewhere; -1: it gives them
+    their own."""
     new = line[: edit.start] + edit.text.encode() + line[edit.end :]
-    return bool(_IN_ORDER.match(line)) and not _IN_ORDER.match(new)
+    old_named, named = bool(_IN_ORDER.match(line)), bool(_IN_ORDER.match(new))
+    if old_named == named:
+        old_named, named = bool(_OF_ROWS.search(line)), bool(_OF_ROWS.search(new))
+    return old_named - named
 
 
 def _is_new_sign(edit: Edit, line: bytes) -> int:
@@ -258,19 +268,26 @@ def _function(made: FunctionType, attributes: tuple[str, ...]) -> _Function:
     return _Function(made, attributes)
 
 
+def _attributes(layer: Any) -> tuple[str, ...]:
+    """The names under which it keeps layers, numbers and matrices."""
+    kept = {**getattr(layer, "__dict__", {}), **getattr(layer, "_modules", {})}
+    return tuple(name for name, x in kept.items() if name[:1] != "_" and (callable(x) or type(x) in (int, float)
+                 or getattr(x, "ndim", 0) == 2))  # fmt: skip
+
+
 def _functions_of(run: Run) -> list[_Function]:
     """The functions of a student's, the innermost first."""
     layer = run.student.layers.first if run.student.layers is not None else None
-    kept = {**getattr(layer, "__dict__", {}), **getattr(layer, "_modules", {})}
-    attributes = [name for name, x in kept.items() if name[:1] != "_" and (callable(x) or type(x) in (int, float)
-                  or getattr(x, "ndim", 0) == 2)]  # fmt: skip
+    inner = [*layer.modules()] if hasattr(layer, "modules") else [layer]
+    attributes = {type(each).__name__: _attributes(each) for each in reversed(inner)}
     found: dict[CodeType, _Function] = {}
     for each in _functions(run.student.mine):
         if each.__code__ in found or not written_by_them(each.__code__.co_filename):
             continue
         if each.__name__ != "__init__" or run.student.is_class:
             try:
-                found[each.__code__] = _function(each, tuple(attributes))
+                of_class = each.__qualname__.rpartition(".")[0].rpartition(".")[2]
+                found[each.__code__] = _function(each, attributes.get(of_class, attributes[type(layer).__name__]))
             except (OSError, TypeError, SyntaxError):
                 continue
     return sorted(found.values(), key=lambda one: -one.lines.start)

@@ -103,7 +103,7 @@ def nan_line(run: Run) -> list[Any]:
     except Exception:
         return []
     for step in trace.steps if trace is not None else ():
-        if np.isnan(step.value).any():
+        if np.isnan(step.value).any() and step.name != "empty":  # memory may hold anything
             values = [trace.value(x) for x in step.sources] if trace is not None else []
             words = "an operation has no number as its result here"
             if "mul" in step.name:

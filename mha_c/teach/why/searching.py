@@ -24,6 +24,8 @@ _OF_LAYOUT = (
 
 
 _MOVES = ("named", "getitem", "setitem", "stack", *_OF_LAYOUT)  # they compute no number
+_PARTS = ("getitem", "unbind", "chunk", "split")
+_COPIES = ("named", "getitem", "expand", "repeat", "tile", "repeat_interleave", "broadcast_to", "stack", *_OF_LAYOUT)
 _EMPTY = re.compile(r"= *(np|torch)\.empty(_like)?\(")  # numbers that something is written over
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
@@ -34,7 +36,7 @@ def _where_named(place: Place) -> Optional[Place]:
     """The line before that gives the number under a root its name."""
     found = re.search(r"sqrt\(\s*([A-Za-z_][\w.]*)\s*\)|([A-Za-z_][\w.]*) ?\*\* ?-?\(?(?:0?\.5|1 ?/ ?2)", place.text)
     name = next(filter(None, found.groups()), "") if found else ""
-    name = name or next(iter(re.findall(r"\bself\.\w*scal\w*|\bscale\b|\bd_k\b", place.text)), "")
+    name = name or next(iter(re.findall(r"\bself\.\w*scal\w*|\b\w*scale\w*\b|\bd_k\b", place.text)), "")
     if not name or (name.startswith("self.") and not re.search("scal|temp|d_k|sqrt", name)):
         return None
     start = 1 if name.startswith("self.") else max(1, place.number - 40)
@@ -129,7 +131,7 @@ class Search:
             at = self._last_with(values[-1])
             return self.steps[at].outer if at is not None else self.first()
         for x in values if not id.startswith(_OF_MASKS) else ():
-            at = self._last_with(x) if x in self.right else None
+            at = (self._made_last(x) if id == "no_scale" else self._last_with(x)) if x in self.right else None
             if at is not None:
                 return self.steps[at].place
         starts = [i for i, x in enumerate(wrong.steps) if any(each.is_at(x.place) for each in changed)]
@@ -149,14 +151,24 @@ class Search:
 
     def _laid_wrong(self) -> Optional[Place]:
         """The first line that gives right numbers in an order of axes that the book's heads never have."""
-        bad = [i for i, x in enumerate(self.steps) if not self.is_right[i] and x.name in _OF_LAYOUT]
-        bad = [i for i in bad if self.steps[i].value in self.right]
+        wrong = [i for i, right in enumerate(self.is_right) if not right and self.steps[i].place.function != "__init__"]
+        if wrong and self.steps[wrong[0]].name in _PARTS:
+            whole = self._before(wrong[0], _PARTS)
+            if whole != wrong[0] and self.steps[whole].name in _OF_LAYOUT:
+                return self.steps[whole].place
+        bad = [i for i in wrong if self.steps[i].name in _OF_LAYOUT and self.steps[i].value in self.right]
         if not bad:
             return None
         step = self.steps[bad[0]]
         before = self.steps[step.sources[0]] if step.sources and step.sources[0] >= 0 else step
         joins = before.value.ndim > step.value.ndim and before.name in ("transpose", "permute", "swapaxes")
         return before.place if joins else step.place
+
+    def _before(self, at: int, names: Sequence[str]) -> int:
+        """The step that this one's numbers come of, where steps of these names only choose or repeat them."""
+        while self.steps[at].name in names and self.steps[at].sources and self.steps[at].sources[0] >= 0:
+            at = self.steps[at].sources[0]
+        return at
 
     def _last_transposed(self, right: Trace) -> Optional[Place]:
         """Of a function that transposes, and does nothing else: where it does."""
@@ -170,8 +182,19 @@ class Search:
         used = self._leading_to_the_end()
         for i, step in enumerate(self.steps):
             hides = step.value.size > 1 and (step.value <= -1e4).any()
-            if hides and self.is_right[i] and i not in used and step.name != "named":
+            fills = self.is_right[i] or step.name in ("masked_fill", "where")  # of scores that are scaled later
+            if hides and fills and i not in used and step.name != "named":
                 return step.place
+        return self._call_without_mask(used)
+
+    def _call_without_mask(self, used: set[int]) -> Optional[Place]:
+        """The call that does not get a mask: right, and used by nothing, it stands in the function that calls."""
+        bad = self._first_bad()
+        for i, step in enumerate(self.steps) if bad is not None else ():
+            outer = self.steps[bad].outer
+            makes = is_mask(step.value) and step.value.ndim > 1 and self.is_right[i] and i not in used
+            if makes and outer.function == step.place.function and outer.number > step.place.number:
+                return outer if outer != self.steps[bad].place else None
         return None
 
     def _swapped(self, wrong: Trace, right: Trace, changed: Sequence[ChangedLine]) -> Optional[Place]:
@@ -190,7 +213,7 @@ class Search:
         made = [self.inputs["X"] @ self.inputs[name] for name in ("W_q", "W_k", "W_v") if name in self.inputs]
         values = [x for each in changed for x in last_of(wrong, each) if x in Known(made)] or made
         at = next((at for x in values for at in [self._made_last(x)] if at is not None), None)
-        return self.steps[at].place if at is not None else self.first()
+        return self.steps[self._before(at, _COPIES)].place if at is not None else self.first()
 
     def _named_otherwise(self, id: str, place: Place) -> Place:
         """Of a mask that is read the other way round: the line that made it, if its name says the opposite; of a scale
@@ -242,9 +265,12 @@ class Search:
 
     def first(self) -> Optional[Place]:
         """The first step that is not right, and leads to nothing right."""
-        of_output = self._leading_to_the_end()
-        bad = [i for i in sorted(of_output) if i not in self.good and is_numbers(self.steps[i].value)]
-        return self.steps[bad[0]].place if bad and self.is_noted else None
+        bad = self._first_bad() if self.is_noted else None
+        return self.steps[bad].place if bad is not None else None
+
+    def _first_bad(self) -> Optional[int]:
+        of_output = sorted(self._leading_to_the_end())
+        return next((i for i in of_output if i not in self.good and is_numbers(self.steps[i].value)), None)
 
     def _leading_to_the_end(self) -> set[int]:
         last = len(self.steps) - 1
