@@ -248,8 +248,9 @@ def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[
 def first_changed(checks: Tuple[Any, ...], missing: Any, start: int, /) -> int:
     """The number of the first check, from `start` on, that does not hold; -1 if all hold.  `checks` is (owner, name,
     value) after (owner, name, value): a dict has this very value under a name; another object has it as an attribute
-    (`missing`: there is none); with None for a name, a list has the items of a tuple, a dict the keys and values of
-    (key, value, key, value, ...), another container has nothing.  A thing is the same by identity alone."""
+    (`missing`: there is none); with None for a name, a list has the items of a tuple, a dict the keys and values at the
+    addresses that are the bytes of `value`, (key, value, key, value, ...), another container has nothing.  A thing is
+    the same by identity alone; who asks keeps it alive."""
 
 def without_none(tensors: Tuple[Any, ...], /) -> Tuple[Tuple[Any, ...], int]:
     """(those that are not None, a number whose bit i says that tensors[i] is None)"""

@@ -279,7 +279,12 @@ def in_mode() -> bool:
 def observed() -> bool:
     """Whether somebody sees or transforms torch's operations, of which a call of the core is none: a compiler, a
     tracer, torch.func, forward-mode AD, a mode."""
-    if is_compiling() or is_tracing() or in_functorch() or forward_ad._current_level >= 0:
+    return is_compiling() or observed_at_once()
+
+
+def observed_at_once() -> bool:
+    """The same of a call that no compiler reads."""
+    if is_tracing() or in_functorch() or forward_ad._current_level >= 0:
         return True
     return bool(n_function_modes() or n_dispatch_modes()) and in_mode()
 

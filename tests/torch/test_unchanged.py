@@ -188,7 +188,7 @@ def test_references_are_kept_right():
             first_changed(checks, MISSING, 0)
             first_changed((t, "own", None), MISSING, 0)
             first_changed((t, "gone", None), MISSING, 0)
-            first_changed((t.dict, None, ()), MISSING, 0)
+            first_changed((t.dict, None, b""), MISSING, 0)
 
     many()
     before = [sys.getrefcount(x) for x in parts]

@@ -14,9 +14,13 @@ static int
 has_attribute(PyObject *owner, PyObject *name, PyObject *value, PyObject *missing)
 {
     PyObject *now = PyObject_GetAttr(owner, name);
-    const int same = now == NULL ? value == missing : now == value;
+    const int same = now == value;
 
-    Py_XDECREF(now);
+    if (now == NULL) { /* an attribute that is gone */
+        PyErr_Clear();
+        return value == missing;
+    }
+    Py_DECREF(now);
     return same;
 }
 
@@ -25,20 +29,30 @@ has_value(PyObject *dict, PyObject *name, PyObject *value, PyObject *missing)
 {
     PyObject *now = PyDict_GetItemWithError(dict, name);
 
-    return now == NULL ? !PyErr_Occurred() && value == missing : now == value;
+    if (now != NULL) {
+        return now == value;
+    }
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return value == missing;
 }
 
-/* Whether a dictionary has these keys and values, (key, value, key, value, ...), in their order. */
+/* Whether a dictionary has the keys and values at these addresses, (key, value, key, value, ...), in their order.  The
+ * names of torch's own classes are 150: read out of a tuple they would take longer than all other checks. */
 static int
-has_items(PyObject *dict, PyObject *items)
+has_items(PyObject *dict, PyObject *addresses)
 {
-    PyObject *key, *value;
-    Py_ssize_t place = 0, i = 0;
-    int same = PyDict_Size(dict) * 2 == PyTuple_Size(items);
+    const char *next = PyBytes_AsString(addresses);
+    PyObject *key, *value, *item[2];
+    Py_ssize_t place = 0;
+    int same = PyDict_Size(dict) * (Py_ssize_t)sizeof item == PyBytes_Size(addresses);
 
     while (same && PyDict_Next(dict, &place, &key, &value)) {
-        same = i < PyTuple_Size(items) && key == PyTuple_GetItem(items, i) && value == PyTuple_GetItem(items, i + 1);
-        i += 2;
+        memcpy(item, next, sizeof item);
+        same = key == item[0] && value == item[1];
+        next += sizeof item;
     }
     return same;
 }
@@ -52,14 +66,14 @@ has_contents(PyObject *owner, PyObject *items)
 #ifdef Py_GIL_DISABLED /* another thread may change it on the way */
         PyObject *copy = PyDict_Copy(owner);
 
-        same = copy != NULL && has_items(copy, items);
+        same = copy != NULL && PyBytes_Check(items) && has_items(copy, items);
         Py_XDECREF(copy);
         return same;
 #else
-        return has_items(owner, items);
+        return PyBytes_Check(items) && has_items(owner, items);
 #endif
     }
-    same = PyObject_Size(owner) == PyTuple_Size(items);
+    same = PyTuple_Check(items) && PyObject_Size(owner) == PyTuple_Size(items);
     for (Py_ssize_t i = 0; same && i < PyTuple_Size(items); i++) {
         same = PyList_Check(owner) && PyList_GetItem(owner, i) == PyTuple_GetItem(items, i);
     }
@@ -85,14 +99,12 @@ py_first_changed(mha_py_call *call, PyObject *const *values)
         PyObject *const value = PyTuple_GetItem(checks, i * N_OF_CHECK + VALUE);
 
         if (name == Py_None) {
-            holds = PyTuple_Check(value) && has_contents(owner, value);
+            holds = has_contents(owner, value);
+            PyErr_Clear(); /* of what has no size, or no memory for a copy */
         } else if (PyDict_Check(owner)) {
             holds = has_value(owner, name, value, missing);
         } else {
             holds = has_attribute(owner, name, value, missing);
-        }
-        if (PyErr_Occurred()) { /* an attribute that is gone */
-            PyErr_Clear();
         }
         if (!holds) {
             return PyLong_FromSsize_t(i);

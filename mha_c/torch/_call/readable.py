@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from ..._core import layer_parts
-from .._private import observed, quickly_on_cpu
+from .._private import is_compiling, observed_at_once, quickly_on_cpu
 from .._tensors import PLAIN
 
 
 def parts_for_core(module: Any, queries: Any, keys: Any, values: Any) -> Optional[tuple[Any, ...]]:
     """The Parts of the layer, as a tuple, if the core computes a call with these inputs; else None."""
-    if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN) or observed():
+    if not (type(queries) in PLAIN and type(keys) in PLAIN and type(values) in PLAIN):
+        return None
+    if is_compiling() or observed_at_once():
         return None
     return layer_parts(module, module._layout) if quickly_on_cpu(queries) else None
 

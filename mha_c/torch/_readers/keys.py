@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 
-from .._private import autocasting_anywhere, layers_are_seen, observed, quickly_on_cpu
+from .._private import autocasting_anywhere, layers_are_seen, observed_at_once, quickly_on_cpu
 from .._tensors import PLAIN
 
 if TYPE_CHECKING:
@@ -19,9 +20,17 @@ _PLAIN = frozenset((int, float, bool, str, type(None), bytes))
 _NESTED = frozenset((tuple, list, dict))
 
 
+class _OfThread(threading.local):
+    reading = False  # whether a module is read: those inside are the reader's meanwhile
+
+
+of_thread = _OfThread()
+
+
 def nobody_looks() -> bool:
-    """Whether no mode, compiler, transform, trace, autocast or `watch` sees each of torch's operations here."""
-    return not (observed() or layers_are_seen() or autocasting_anywhere())
+    """Whether no reading, mode, transform, trace, autocast or `watch` sees each of torch's operations here; who asks
+    has asked whether a compiler does."""
+    return not (of_thread.reading or observed_at_once() or layers_are_seen() or autocasting_anywhere())
 
 
 def key_of(module: Any, args: Any, kwargs: Any) -> Optional[tuple[CallKey, list[Tensor]]]:
@@ -31,7 +40,7 @@ def key_of(module: Any, args: Any, kwargs: Any) -> Optional[tuple[CallKey, list[
     same places, and are in the same modes.  Sizes are no part of a key.
     """
     tensors: list[Tensor] = []
-    key: list[Any] = [module.__dict__.get("training"), torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    key: list[Any] = [module.__dict__.get("training"), is_grad_enabled(), is_inference_mode_enabled()]
     for x in args:
         if type(x) is Tensor and quickly_on_cpu(x):
             key.append((x.dtype, x.dim(), x.requires_grad))
@@ -91,7 +100,7 @@ def facts_of(module: Any, args: Any) -> Optional[Facts]:
         (None if first == i else first, x.dtype, x.requires_grad, x.shape)
         for i, (first, x) in enumerate(zip(firsts, args))
     ]
-    modes = module.__dict__.get("training"), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    modes = module.__dict__.get("training"), is_grad_enabled(), is_inference_mode_enabled()
     return (*modes, tuple(each), len(places))
 
 
@@ -100,7 +109,7 @@ def is_like(facts: Facts, module: Any, args: Any) -> bool:
     training, grad, inference, each, n_tensors = facts
     if len(args) != len(each) or module.__dict__.get("training") is not training:
         return False
-    if torch.is_grad_enabled() is not grad or torch.is_inference_mode_enabled() is not inference:
+    if is_grad_enabled() is not grad or is_inference_mode_enabled() is not inference:
         return False
     for x, (first, dtype, requires_grad, shape) in zip(args, each):
         if first is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
-import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from .._reading.reading import can_read, read
 from .._reading.recording import nothing_collected
 from .._tensors import is_compiling
 from .candidates import next_to_read
-from .keys import CallKey, Recent, facts_of, is_like, key_of, nobody_looks
+from .keys import CallKey, Recent, facts_of, is_like, key_of, nobody_looks, of_thread
 from .layer import Left, LeftThisTime, ResultTensor, constructor_of, layer_of
 from .plans import CoreResult, ReadingPlan
 
@@ -39,7 +38,6 @@ MOST_OF_A_KEY = 5
 REFUSALS = (BufferError, MemoryError, Left, LeftThisTime)  # of a call, beside those that a check of ours raises
 STATE = "_state_of_mha_c"
 OTHERWISE: Any = object()
-_reads = threading.local()
 
 
 class Looked:
@@ -167,7 +165,7 @@ def _forward(state: CallState) -> Any:
 
 def computed(state: CallState, module: Any, args: Any, kwargs: Any) -> Any:
     """The result of a call, by the core, or by the reader's lines while they are read; OTHERWISE of any other call."""
-    if state.module() is not module or getattr(_reads, "reading", False) or not nobody_looks():
+    if state.module() is not module or not nobody_looks():
         return OTHERWISE
     recent = state.recent
     if recent is not None and not kwargs and is_like(recent.facts, module, args) and _holds_now(recent.plan):
@@ -278,14 +276,14 @@ def _is_cores(state: CallState, module: Any) -> None:
 def _as_the_readers(module: Any) -> Iterator[None]:
     """While a module is read, it and those inside have the reader's classes, and the weights of the call before."""
     made = [(each, type(each)) for each in module.modules() if is_read(each)]
-    _reads.reading = True
+    of_thread.reading = True
     try:
         for each, kind in made:
             _write_down(each, vars(kind)[STATE])
             each.__class__ = vars(kind)[STATE].own
         yield
     finally:
-        _reads.reading = False
+        of_thread.reading = False
         for each, kind in made:
             if type(each) is vars(kind)[STATE].own:
                 each.__class__ = kind

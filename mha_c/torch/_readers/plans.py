@@ -233,8 +233,8 @@ class ReadingPlan:
             lens, keep, bias = self.masks.of(tensors, inputs)
             angles = self.angles and self.angles.of(tensors, self.masks.sizes(tensors), inputs)
             options = new_record(Options, (self.layer.causal, keep, bias, angles, self.rows))
-        out = core.call(self.options, (parts, box, rate, None), inputs, lens, None, options=options)
-        return CoreResult(out, box["_last"], self.options.num_heads)
+        out = core.call(self.options, (parts, box, rate, None), inputs, lens, None, None, None, options)
+        return new_record(CoreResult, (out, box["_last"], self.options.num_heads))
 
     def _by_attention(self, inputs: LayerInputs, tensors: list[Tensor], rate: _Rate) -> CoreResult:
         layer = self.layer

@@ -7,11 +7,12 @@ import datetime
 import decimal
 import functools
 import gc
-import itertools
 import operator
 import re
+import struct
 import types
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from types import CellType, FunctionType, GenericAlias, SimpleNamespace
 from typing import Any, Optional
 
@@ -125,7 +126,13 @@ def checks_of(setting: Any) -> Optional[list[Any]]:
         return [owner, "cell_contents" if kind is CellType else "_version", value]
     if isinstance(owner, type):
         (names,) = gc.get_referents(vars(owner))  # the dict behind the view
-        return [names, None, tuple(itertools.chain.from_iterable(value.items()))] if type(names) is dict else None
-    if kind is dict:
-        return [owner, None, tuple(x for pair in value for x in pair)]
-    return [owner, None, value] if kind is list or (kind in (OrderedDict, set, deque) and not value) else None
+        return [names, None, _addresses(value.items())] if type(names) is dict else None
+    if kind is dict or (kind is OrderedDict and not value):
+        return [owner, None, _addresses(value)]
+    return [owner, None, value] if kind is list or (kind in (set, deque) and not value) else None
+
+
+def _addresses(items: Iterable[tuple[Any, Any]]) -> bytes:
+    """Those of keys and values, which the setting keeps alive."""
+    addresses = [id(x) for pair in items for x in pair]
+    return struct.pack(f"{len(addresses)}P", *addresses)
