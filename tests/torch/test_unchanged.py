@@ -55,7 +55,7 @@ def kept(t):
     found.name(t.__dict__, "comes")
     found.name(globals(), "GLOBAL")
     found.attribute(t.kind(), "number")
-    found.requires_grad.append((t.tensor, False))
+    found.facts.append((t.tensor, "requires_grad", False))
     return found
 
 

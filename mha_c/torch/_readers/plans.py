@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -12,6 +13,7 @@ from .._call.attention import attend
 from .._call.dropout import core_dropout
 from .._call.records import AttentionCall, AttentionTensors, LayerInputs, LayerParameters, Options, new_record
 from .._reading.graph import Reading
+from .._reading.holding import Fact
 from .._reading.sizes import Axis, plain
 from .._weights.last import Last, last_of
 from .angles import Angles
@@ -104,6 +106,9 @@ class ReadingPlan:
         if projects and not self.whole:
             raise Left(others, layer.line, _INSTEAD.get(others, ""))
         self.rows, self.parameters = parameters_of(layer)
+        if self.whole and type(self.parameters) is LayerParameters:
+            settings = self.reading.settings
+            settings.keep_facts(_not_asked_by_core(settings.facts, self.parameters))
         self.options = _CallSettings(int(layer.heads), int(layer.kv_heads), layer.empty_rows)
         self.plain = not (layer.masks or layer.causal or layer.window is not None or self.rows or layer.turn)
         self.plain = self.plain and layer.heads == layer.kv_heads
@@ -307,6 +312,15 @@ class ReadingPlan:
         if self.layer.out_dropout:
             found = found._replace(out=torch.nn.functional.dropout(found.out, self.layer.out_dropout))
         return filled(self.layer.result, lambda given: self.shown(given, found), ResultTensor)
+
+
+def _not_asked_by_core(facts: Iterable[Fact], parameters: LayerParameters) -> list[Fact]:
+    """The facts but those of parameters that the core asks, too: it refuses other types than the inputs', and all
+    sizes that do not fit those of W_q and of the last projection."""
+    last = parameters.W_v if parameters.W_o is None else parameters.W_o
+    asked = {id(x) for x in parameters if x is not None}
+    free = {(id(parameters.W_q), "shape"), (id(last), "shape")}
+    return [x for x in facts if x[1] == "requires_grad" or id(x[0]) not in asked or (id(x[0]), x[1]) in free]
 
 
 def _rows_as_queries(letters: str) -> str:

@@ -6,15 +6,11 @@ from __future__ import annotations
 import datetime
 import decimal
 import functools
-import gc
 import operator
 import re
-import struct
 import types
-from collections import OrderedDict, deque
-from collections.abc import Iterable
-from types import CellType, FunctionType, GenericAlias, SimpleNamespace
-from typing import Any, Optional
+from types import FunctionType, GenericAlias, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,33 +102,3 @@ STAY = frozenset((
 def stays(kind: type) -> bool:
     """Whether all that its objects hold stands in their attributes."""
     return all(one in STAY or _is_of_python(one) for one in kind.__mro__)
-
-
-_STORES = (dict, OrderedDict)
-
-
-def checks_of(setting: Any) -> Optional[list[Any]]:
-    """What `first_changed` checks of a setting, (owner, name, value, ...); None where it cannot."""
-    owner, name, value = setting
-    kind = type(owner)
-    if name is not None:
-        return [owner, name, value] if kind in _STORES and type(name) is str else None
-    if kind in (tuple, frozenset):  # stays as it is
-        return []
-    if kind is FunctionType and value[2] is None:
-        names = "__code__", "__defaults__", "__kwdefaults__", "__closure__"
-        return [x for pair in zip(names, value) for x in (owner, *pair)]
-    if kind is CellType or isinstance(owner, Tensor):
-        return [owner, "cell_contents" if kind is CellType else "_version", value]
-    if isinstance(owner, type):
-        (names,) = gc.get_referents(vars(owner))  # the dict behind the view
-        return [names, None, _addresses(value.items())] if type(names) is dict else None
-    if kind is dict or (kind is OrderedDict and not value):
-        return [owner, None, _addresses(value)]
-    return [owner, None, value] if kind is list or (kind in (set, deque) and not value) else None
-
-
-def _addresses(items: Iterable[tuple[Any, Any]]) -> bytes:
-    """Those of keys and values, which the setting keeps alive."""
-    addresses = [id(x) for pair in items for x in pair]
-    return struct.pack(f"{len(addresses)}P", *addresses)

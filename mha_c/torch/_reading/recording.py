@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .._private import autocasting_anywhere
 from .functions import DROPOUT, FunctionKind, function_kind
 from .graph import Line, Node, Reason, Value, walked
+from .holding import Fact
 from .rules import shapes_of
 from .sizes import Axis, Log, Ratio, Size, plain
 from .sizing import product
@@ -216,9 +217,9 @@ class Recorder:
             self.log.pin(shape[0].formula)
         return found
 
-    def facts(self) -> list[tuple[Tensor, str, Any]]:
+    def facts(self) -> list[Fact]:
         """What lines may have asked of tensors that are no inputs: `.data` gives a tensor another shape, or type."""
-        found: list[tuple[Tensor, str, Any]] = []
+        found: list[Fact] = []
         for leaf in self.leaves:
             tensor = leaf.tensor
             if leaf.kind != "input" and tensor is not None:

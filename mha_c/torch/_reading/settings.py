@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from torch import Tensor, nn
 
-from ..._core import first_changed
-from .keeping import DEFAULT_TYPE, LIKE_DICTS, DictKeys, Numbers, Slots, checks_of, stays
+from .holding import MISSING, Checks, Fact
+from .keeping import DEFAULT_TYPE, LIKE_DICTS, DictKeys, Numbers, Slots, stays
 
-MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 _VALUES = (bool, int, float, str, bytes, complex, type(None))
 _MOST = 20_000  # things in containers that are kept
 
@@ -116,54 +115,26 @@ class Settings:
     def __init__(self) -> None:
         self.all: list[Setting] = []
         self.tensors: dict[int, tuple[Tensor, str]] = {}  # that were met on the way, by id, and their words
-        self.facts: list[tuple[Tensor, str, Any]] = []  # attributes of tensors: "shape", "dtype", "requires_grad"
+        self.facts: list[Fact] = []
         self._names: dict[tuple[int, Any], Setting] = {}
         self._things: dict[int, Any] = {}  # containers, types, functions, cells that are kept
         self.met: dict[int, Any] = {}  # objects whose attributes may be read
         self._kinds: dict[int, type] = {}  # of which all classes are kept
         self._n = 0
-        self._prepared: Any = (0, 0), (), (), (), ((), [])  # for `still_holds`
+        self._checks: Optional[Checks] = None
         self._plain_kinds: set[type] = set()  # whose objects are met as `_meet_object` says
         self._stored: set[int] = set()  # the modules' names whose places of parameters and others are kept
 
     def still_holds(self) -> bool:
         """Whether another call would read the same: quickly, where all is the same object."""
-        prepared = self._prepared
-        if prepared[0] != (len(self.all), len(self.facts)):
-            prepared = self._prepared = self._prepare(*prepared)  # at once: another thread may be here, too
-        _, checks, origins, others, (shaped, shapes) = prepared
-        at = first_changed(checks, MISSING, 0)
-        while at >= 0:  # perhaps it is an equal number
-            setting = origins[at]
-            if setting is None or not setting.still_holds():
-                return False
-            at = first_changed(checks, MISSING, at + 1)
-        if [x.shape for x in shaped] != shapes:  # each asking makes another object
-            return False
-        return not others or all(setting.still_holds() for setting in others)
+        checks = self._checks
+        if checks is None or checks.sizes != (len(self.all), len(self.facts)):
+            checks = self._checks = Checks(self.all, self.facts, checks)  # at once: another thread may be here, too
+        return checks.hold()
 
-    def _prepare(self, sizes: Any, before: Any, origins: Any, others: Any, shapes: Any) -> Any:
-        """(how much was read, what `first_changed` checks, the setting of each check or None, the other settings, some
-        tensors and their shapes), with what was read since then."""
-        n, n_facts = sizes
-        sizes = len(self.all), len(self.facts)
-        checks, origins, others = [*before], [*origins], [*others]
-        shaped, shapes = [*shapes[0]], [*shapes[1]]
-        for setting in self.all[n:]:
-            found = checks_of(setting)
-            if found is None:
-                others.append(setting)
-            else:
-                checks += found
-                origins += [setting] * (len(found) // 3)
-        for fact in self.facts[n_facts:]:
-            if fact[1] == "shape":
-                shaped.append(fact[0])
-                shapes.append(fact[2])
-            else:
-                checks += fact
-                origins.append(None)
-        return sizes, tuple(checks), origins, others, (shaped, shapes)
+    def keep_facts(self, facts: list[Fact]) -> None:
+        """Of all facts only these: another asks the others."""
+        self.facts, self._checks = facts, None
 
     def broken(self) -> Optional[Setting]:
         """The first that does not hold."""

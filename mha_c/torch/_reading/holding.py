@@ -1,0 +1,84 @@
+"""Whether what was read is as it was, asked at each call of a converted module: in C, where that can be."""
+
+from __future__ import annotations
+
+import gc
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from types import CellType, FunctionType
+from typing import Any, Optional
+
+from torch import Tensor
+
+from ..._core import first_changed
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+Fact = tuple[Tensor, str, Any]  # an attribute of a tensor: "shape", "dtype", "requires_grad"; its value
+_STORES = (dict, OrderedDict)
+
+
+def checks_of(setting: Any) -> Optional[list[Any]]:
+    """What `first_changed` checks of a setting, (owner, name, value, ...); None where it cannot."""
+    owner, name, value = setting
+    kind = type(owner)
+    if name is not None:
+        return [owner, name, value] if kind in _STORES and type(name) is str else None
+    if kind in (tuple, frozenset):  # stays as it is
+        return []
+    if kind is FunctionType and value[2] is None:
+        names = "__code__", "__defaults__", "__kwdefaults__", "__closure__"
+        return [x for pair in zip(names, value) for x in (owner, *pair)]
+    if kind is CellType or isinstance(owner, Tensor):
+        return [owner, "cell_contents" if kind is CellType else "_version", value]
+    if isinstance(owner, type):
+        (names,) = gc.get_referents(vars(owner))  # the dict behind the view
+        return [names, None, _addresses(value.items())] if type(names) is dict else None
+    if kind is dict or (kind is OrderedDict and not value):
+        return [owner, None, _addresses(value)]
+    return [owner, None, value] if kind is list or (kind in (set, deque) and not value) else None
+
+
+def _addresses(items: Iterable[tuple[Any, Any]]) -> bytes:
+    """Those of keys and values, which the setting keeps alive."""
+    addresses = [id(x) for pair in items for x in pair]
+    return struct.pack(f"{len(addresses)}P", *addresses)
+
+
+class Checks:
+    """What is asked of settings and facts; of more of them, those that were prepared before, and some."""
+
+    def __init__(self, settings: list[Any], facts: list[Fact], before: Optional[Checks] = None) -> None:
+        n, n_facts = (0, 0) if before is None else before.sizes
+        self.sizes = len(settings), len(facts)
+        checks: list[Any] = [] if before is None else [*before.checks]
+        self.origins: list[Any] = [] if before is None else [*before.origins]  # the setting of each check, or None
+        self.others: list[Any] = [] if before is None else [*before.others]  # which C cannot check
+        self.shaped: list[Tensor] = [] if before is None else [*before.shaped]
+        self.shapes: list[Any] = [] if before is None else [*before.shapes]
+        for setting in settings[n:]:
+            found = checks_of(setting)
+            if found is None:
+                self.others.append(setting)
+            else:
+                checks += found
+                self.origins += [setting] * (len(found) // 3)
+        for fact in facts[n_facts:]:
+            if fact[1] == "shape":  # each asking makes another object
+                self.shaped.append(fact[0])
+                self.shapes.append(fact[2])
+            else:
+                checks += fact
+                self.origins.append(None)
+        self.checks = tuple(checks)
+
+    def hold(self) -> bool:
+        at = first_changed(self.checks, MISSING, 0)
+        while at >= 0:  # perhaps it is an equal number
+            setting = self.origins[at]
+            if setting is None or not setting.still_holds():
+                return False
+            at = first_changed(self.checks, MISSING, at + 1)
+        if [x.shape for x in self.shaped] != self.shapes:
+            return False
+        return not self.others or all(setting.still_holds() for setting in self.others)
