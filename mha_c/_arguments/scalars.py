@@ -66,11 +66,11 @@ def real(value: Any, name: str, wanted: str = "a real number") -> float:
     return number
 
 
-def seed(value: Any) -> int:
-    """A given seed: 64 bits without sign."""
-    number = whole(value, "rng", least=-math.inf, most=math.inf)
+def seed(value: Any, name: str = "rng") -> int:
+    """A given seed: 64 bits without sign.  The binding (args.c) calls it by its own name."""
+    number = whole(value, name, least=-math.inf, most=math.inf)
     if not 0 <= number < 2**64:
-        raise ValueError(f"rng must lie in 0 .. 2**64 - 1, got {value!r:.100}")
+        raise ValueError(f"{name} must lie in 0 .. 2**64 - 1, got {value!r:.100}")
     return number
 
 
