@@ -14,7 +14,8 @@ torch = needs.module("torch")
 
 from mha_c._core import first_changed  # noqa: E402
 from mha_c.torch._reading import settings as all_settings  # noqa: E402
-from mha_c.torch._reading.settings import MISSING, Settings  # noqa: E402
+from mha_c.torch._reading.holding import MISSING  # noqa: E402
+from mha_c.torch._reading.settings import Settings  # noqa: E402
 
 GLOBAL = 1.0
 

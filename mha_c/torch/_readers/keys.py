@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 
 from .._private import autocasting_anywhere, layers_are_seen, observed_at_once, quickly_on_cpu
+from .._reading.reading import of_thread
 from .._tensors import PLAIN
 
 if TYPE_CHECKING:
@@ -18,13 +18,6 @@ CallKey = tuple[Any, ...]
 Facts = tuple[Any, ...]  # what `is_like` compares
 _PLAIN = frozenset((int, float, bool, str, type(None), bytes))
 _NESTED = frozenset((tuple, list, dict))
-
-
-class _OfThread(threading.local):
-    reading = False  # whether a module is read: those inside are the reader's meanwhile
-
-
-of_thread = _OfThread()
 
 
 def nobody_looks() -> bool:

@@ -28,7 +28,7 @@ from .._reading.reading import can_read, read
 from .._reading.recording import nothing_collected
 from .._tensors import is_compiling
 from .candidates import next_to_read
-from .keys import CallKey, Recent, facts_of, is_like, key_of, nobody_looks, of_thread
+from .keys import CallKey, Recent, facts_of, is_like, key_of, nobody_looks
 from .layer import Left, LeftThisTime, ResultTensor, constructor_of, layer_of
 from .plans import CoreResult, ReadingPlan
 
@@ -276,14 +276,12 @@ def _is_cores(state: CallState, module: Any) -> None:
 def _as_the_readers(module: Any) -> Iterator[None]:
     """While a module is read, it and those inside have the reader's classes, and the weights of the call before."""
     made = [(each, type(each)) for each in module.modules() if is_read(each)]
-    of_thread.reading = True
     try:
         for each, kind in made:
             _write_down(each, vars(kind)[STATE])
             each.__class__ = vars(kind)[STATE].own
         yield
     finally:
-        of_thread.reading = False
         for each, kind in made:
             if type(each) is vars(kind)[STATE].own:
                 each.__class__ = kind

@@ -46,16 +46,22 @@ def _addresses(items: Iterable[tuple[Any, Any]]) -> bytes:
 
 
 class Checks:
-    """What is asked of settings and facts; of more of them, those that were prepared before, and some."""
+    """What is asked of settings and facts; before: the same of the first of them."""
 
     def __init__(self, settings: list[Any], facts: list[Fact], before: Optional[Checks] = None) -> None:
+        self.sizes: tuple[int, int] = (len(settings), len(facts))
         n, n_facts = (0, 0) if before is None else before.sizes
-        self.sizes = len(settings), len(facts)
-        checks: list[Any] = [] if before is None else [*before.checks]
-        self.origins: list[Any] = [] if before is None else [*before.origins]  # the setting of each check, or None
-        self.others: list[Any] = [] if before is None else [*before.others]  # which C cannot check
-        self.shaped: list[Tensor] = [] if before is None else [*before.shaped]
-        self.shapes: list[Any] = [] if before is None else [*before.shapes]
+        checks: list[Any] = []
+        self.origins: list[Any] = []  # the setting of each check, or None
+        self.others: list[Any] = []  # settings that C cannot check
+        self.shaped: list[Tensor] = []
+        self.shapes: list[Any] = []
+        if before is not None:
+            checks += before.checks
+            self.origins += before.origins
+            self.others += before.others
+            self.shaped += before.shaped
+            self.shapes += before.shapes
         for setting in settings[n:]:
             found = checks_of(setting)
             if found is None:
@@ -70,7 +76,7 @@ class Checks:
             else:
                 checks += fact
                 self.origins.append(None)
-        self.checks = tuple(checks)
+        self.checks: tuple[Any, ...] = tuple(checks)
 
     def hold(self) -> bool:
         at = first_changed(self.checks, MISSING, 0)

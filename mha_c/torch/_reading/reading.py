@@ -16,19 +16,20 @@ from .._private import tracing_state
 from .._tensors import recorded_or_transformed
 from .arguments import PLAIN, form_of, named
 from .graph import Condition, Effect, Graph, Line, Reading, Reason, Value, walked
+from .holding import MISSING
 from .recording import Recorder, modes_now, nothing_collected
-from .settings import MISSING, CannotKeep, Settings
+from .settings import CannotKeep, Settings
 from .sizes import Axis, Ratio, Size, plain
 from .tracing import Tracer, Written
 
 Mode: Any = getattr(torch.overrides, "TorchFunctionMode", None)
 
 
-class _ThreadsReading(threading.local):
-    reading = False
+class _OfThread(threading.local):
+    reading = False  # whether a call is read
 
 
-_local = _ThreadsReading()
+of_thread = _OfThread()
 
 if Mode is not None:
 
@@ -66,7 +67,7 @@ def why_not() -> Optional[str]:
     """Why nothing can be read here now, in words; None where it can."""
     if Mode is None or not hasattr(Mode, "__enter__") or hasattr(torch.overrides, "push_torch_function_mode"):
         return f"torch {torch.__version__} has no modes of functions that can be entered twice"
-    if _local.reading:
+    if of_thread.reading:
         return "another reading goes on"
     if sys.gettrace() is not None or sys.getprofile() is not None:
         return "a debugger, a profiler or a measurement of coverage traces this thread"
@@ -113,11 +114,11 @@ def read(called: Any, args: tuple[Any, ...] = (), kwargs: Any = None, python: bo
     """
     kwargs = kwargs or {}
     one = _ReadCall(called, args, kwargs, python)
-    _local.reading = True
+    of_thread.reading = True
     try:
         result = one.run()
     finally:
-        _local.reading = False
+        of_thread.reading = False
         one.recorder.log.closed = True
         one.leave_plain_numbers()
     return _without_sizes(result), one.reading(result)

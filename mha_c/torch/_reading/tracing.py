@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from .bytecode import Chain, Constant, LineFacts, Mixed, facts_of
 from .functions import function_kind
 from .graph import Line
+from .holding import MISSING
 from .natives import (
     CHANGE,
     HARMLESS,
@@ -43,7 +44,7 @@ from .natives import (
     is_standard,
 )
 from .recording import TORCH, Recorder, is_ours, is_theirs
-from .settings import MISSING, UNSEEN, CannotKeep, Settings
+from .settings import UNSEEN, CannotKeep, Settings
 from .sizes import Axis, Ratio, Size, formula_of
 
 
