@@ -62,7 +62,7 @@ def _is_like(first: Any, one: Any) -> bool:
         return False
     if isinstance(first.scale, (tuple, Value)) or formula_of(first.scale) != formula_of(one.scale):
         return False
-    masks, others = ([mask._replace(line=first.line, tables=()) for mask in x.masks] for x in (first, one))
+    masks, others = ([mask._replace(line=first.line) for mask in x.masks] for x in (first, one))
     same = masks == others and first.dropout == one.dropout and first.output_axes == one.output_axes
     return bool(same and int(first.output.shape[-1]) == int(one.output.shape[-1]))
 
