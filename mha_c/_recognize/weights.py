@@ -309,6 +309,8 @@ def _letters(name: str, joint: str) -> str:
 def _orders(outputs: int, parts: int, heads: int) -> Iterator[list[Sequence[int]]]:
     """Which outputs are q, k, v: one after the other; so for each head; or for each feature, beside each other."""
     size = outputs // parts
+    if size * parts != outputs:  # one of another size than its name says
+        return
     yield [range(i * size, (i + 1) * size) for i in range(parts)]
     if heads > 1 and size % heads == 0:
         each = np.arange(outputs).reshape(heads, parts, -1)

@@ -164,7 +164,6 @@ class KeysFirst(nn.Module):
     "multi_head",
     [rows(2, 5, 8), torch.stack((_ANGLES.cos(), _ANGLES.sin()), -1)[:5], torch.ones(5, 5).tril().bool()],
     says="untried",
-    of_class="internal",
 )
 class OneProjectionOfGroups(nn.Module):
     """Queries of two heads beside one key and value; angles (T, D/2, 2) and a mask must be given."""
@@ -188,7 +187,7 @@ class OneProjectionOfGroups(nn.Module):
         return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
 
 
-@case("causal_multi_head", [rows(2, 5, 8), _ANGLES.cos()[:5], _ANGLES.sin()[:5]], of_class="internal")
+@case("causal_multi_head", [rows(2, 5, 8), _ANGLES.cos()[:5], _ANGLES.sin()[:5]])
 class TablesByLongNames(OneProjectionOfGroups):
     def forward(self, x, freqs_cos, freqs_sin):
         future = torch.ones(x.shape[1], x.shape[1]).tril().bool()
