@@ -173,3 +173,23 @@ def test_a_changed_line_of_a_loop_without_end_is_tried_and_ends(judged):
     assert answer.mistakes == ["mask_zero"] and [each.text for each in answer.lines] == [
         "scores = scores * with_axes(mask)[:, 0]"
     ]
+
+
+def test_an_array_of_zeros_is_not_where_a_window_begins(judged):
+    text = """
+import numpy as np
+
+
+def local_attention(Q, K, V, window):
+    B, n, d = Q.shape
+    out = np.zeros((B, n, V.shape[-1]))
+    for t in range(n):
+        lo = max(0, t - window)
+        s = np.einsum("bd,bkd->bk", Q[:, t], K[:, lo:t + 1]) / np.sqrt(d)
+        w = np.exp(s - s.max(1, keepdims=True))
+        out[:, t] = np.einsum("bk,bkd->bd", w / w.sum(1, keepdims=True), V[:, lo:t + 1])
+    return out
+"""
+    answer = judged(text, "local_attention", kind="window").judged[0].answer
+    assert answer.mistakes == ["window_off_by_one"]
+    assert [each.text for each in answer.lines] == ["lo = max(0, t - window)"], str(answer)

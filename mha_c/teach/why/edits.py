@@ -118,6 +118,8 @@ def _comparisons(node: Any, _: Scope) -> Iterator[Edit]:
         for table in (_COMPARED, _OTHER_WAY):
             if type(node.ops[0]) in table:
                 yield _edit(node, f"{left} {table[type(node.ops[0])]} {right}")
+    if isinstance(node, ast.Call) and _called(node) == "max" and len(node.args) == 2:  # where a window begins
+        yield _edit(node.args[1], f"{ast.unparse(node.args[1])} + 1")
 
 
 def _inversions(node: Any, _: Scope) -> Iterator[Edit]:
@@ -216,12 +218,11 @@ def _ranges(node: Any, names: Scope) -> Iterator[Edit]:
     """arange(1, n + 1), arange(n // 2) as arange(n), arange(0, n, 2); with an offset."""
     if not (isinstance(node, ast.Call) and _called(node) in ("arange", "range") and node.args):
         return
-    called, first, end = ast.unparse(node.func), node.args[0], _end(node.args[-1])
+    called, first, last = ast.unparse(node.func), node.args[0], node.args[-1]
     if len(node.args) > 1 and isinstance(node.args[1], ast.BinOp) and _number(first) is not None:
         yield Edit(first.col_offset, _end(node.args[1]), ast.unparse(node.args[1].left))
-    last = node.args[-1]
     if isinstance(last, ast.BinOp) and isinstance(last.op, ast.FloorDiv):
-        yield Edit(first.col_offset, end, f"0, {ast.unparse(last.left)}, 2")
+        yield Edit(first.col_offset, _end(last), f"0, {ast.unparse(last.left)}, 2")
     if len(node.args) == 1:
         yield _edit(first, f"0, {ast.unparse(first)}, 2")
         for name in names.variables:
@@ -310,8 +311,7 @@ def _products(node: Any, _: Scope) -> Iterator[Edit]:
     between, left, right = (", ", *node.args) if is_call else (" @ ", node.left, node.right)
     turned = getattr(right.func if isinstance(right, ast.Call) else right, "value", None)
     if isinstance(left, ast.Name) and isinstance(turned, ast.Name):
-        other = left.id + ast.unparse(right)[len(turned.id) :]
-        yield Edit(left.col_offset, _end(right), f"{turned.id}{between}{other}")
+        yield Edit(left.col_offset, _end(right), f"{turned.id}{between}{left.id}{ast.unparse(right)[len(turned.id) :]}")
 
 
 def _other_names(node: Any, names: Scope) -> Iterator[Edit]:

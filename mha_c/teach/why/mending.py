@@ -33,7 +33,7 @@ _LINES = 20_000  # that run before a changed loop counts as endless: calls with 
 _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
 
 
-_AS_IT_IS = ("mask_after_softmax",)  # in the wrong place: another change of one line would only hide it
+_AS_IT_IS = ("mask_after_softmax", "no_rescale")  # another change of one line would only hide it
 _IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
 _SAYS_NOTHING = re.compile(r"(?:transpose|swapaxes)\((-?\d), ?\1\)")  # a change that only hides the call
 _OF_ROWS = re.compile(rb"\b\w*q\w*\s*[@,]\s*\w*k\w*\.", re.IGNORECASE)  # a row of scores is of a query

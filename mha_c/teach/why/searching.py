@@ -26,7 +26,7 @@ _OF_LAYOUT = (
 _MOVES = ("named", "getitem", "setitem", "stack", *_OF_LAYOUT)  # they compute no number
 _PARTS = ("getitem", "unbind", "chunk", "split")
 _COPIES = ("named", "getitem", "expand", "repeat", "tile", "repeat_interleave", "broadcast_to", "stack", *_OF_LAYOUT)
-_EMPTY = re.compile(r"= *(np|torch)\.empty(_like)?\(")  # numbers that something is written over
+_EMPTY = re.compile(r"= *(np|torch)\.(empty|zeros)(_like)?\(")  # numbers that something is written over
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
 _LAID = ("heads_", "wrong_axes", "qkv_order", "groups_", "wrong_group")
