@@ -284,9 +284,7 @@ def _wrong(tried: list[Run], notes: list[str]) -> Answer:
     if isinstance(found, InOneLine):
         return in_one_line(found, notes)
     if found is not None and found.mistakes:
-        raises = any(each.error is not None for each in found.run.outcomes)
-        runs_right = next((run for run in tried if _is_right_unmasked(run)), None) if raises else None
-        return known(found, notes) if runs_right is None else unknown(runs_right, notes)
+        return known(found, notes)
     return unknown(likeliest(tried)[0], notes)
 
 
@@ -296,13 +294,6 @@ def _is_right_where_it_runs(run: Run) -> bool:
     ran = [(x, y, z) for x, y, z in zip(run.outcomes, run.right, run.probes) if x.error is None]
     hides = any(isinstance(z.get("mask", z.get("valid_lens")), np.ndarray) for _, _, z in ran)
     return bool(errors) and len(ran) > 1 and hides and all(equal(x, y) for x, y, _ in ran)
-
-
-def _is_right_unmasked(run: Run) -> bool:
-    """Whether it raises for each probe with a mask, and is right for all others."""
-    pairs = list(zip(run.outcomes, run.right, run.probes))
-    hides = [isinstance(z.get("mask", z.get("valid_lens")), np.ndarray) for _, _, z in pairs]
-    return any(hides) and all(x.error is not None if hidden else equal(x, y) for (x, y, _), hidden in zip(pairs, hides))
 
 
 # ---- other axes ------------------------------------------------------------------------------------------------------
