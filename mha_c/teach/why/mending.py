@@ -36,6 +36,7 @@ _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is trie
 _AS_IT_IS = ("mask_after_softmax", "no_rescale")  # another change of one line would only hide it
 _IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
 _SAYS_NOTHING = re.compile(r"(?:transpose|swapaxes)\((-?\d), ?\1\)")  # a change that only hides the call
+_MAXIMUM = re.compile(rb"(?<!soft)max(imum)?\(")
 _OF_ROWS = re.compile(rb"\b\w*q\w*\s*[@,]\s*\w*k\w*\.", re.IGNORECASE)  # a row of scores is of a query
 
 
@@ -111,7 +112,9 @@ def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Ca
         cost = (_misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
         last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + (cost[0] > 0))
         text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
-        if _SAYS_NOTHING.search(text) or (edit.is_of_name and b"max(" in raw):  # any maximum makes the same softmax
+        if _SAYS_NOTHING.search(text) or (
+            edit.is_of_name and _MAXIMUM.search(raw)
+        ):  # any maximum makes the same softmax
             continue
         likely = 2 * is_of_number(edit, raw) + 2 * ("->" in edit.text)  # an axis, a sign; more so, letters of einsum
         yield min(size, _LARGE) + last - likely, _Candidate(cost, theirs, number, text)
