@@ -105,7 +105,7 @@ def _features(node: Any, _: Scope) -> Iterator[Edit]:
     """Of a product of queries and keys that is scaled in its line: their features, under a root of something else."""
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
         inner = [*ast.walk(node.value)]
-        products = [x for x in inner if _is_product(x)]
+        products: list[Any] = [x for x in inner if _is_product(x)]
         roots = [x.left for x in inner if isinstance(x, ast.BinOp) and isinstance(x.op, ast.Pow)]
         roots += [x.args[0] for x in inner if isinstance(x, ast.Call) and _called(x) == "sqrt" and x.args]
         for product in products[:1]:

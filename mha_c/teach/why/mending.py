@@ -280,7 +280,7 @@ def _attributes(layer: Any) -> tuple[str, ...]:
 
 def _functions_of(run: Run) -> list[_Function]:
     """The functions of a student's, the innermost first."""
-    layer = run.student.layers.first if run.student.layers is not None else None
+    layer: Any = run.student.layers.first if run.student.layers is not None else None
     inner = [*layer.modules()] if hasattr(layer, "modules") else [layer]
     attributes = {type(each).__name__: _attributes(each) for each in reversed(inner)}
     found: dict[CodeType, _Function] = {}

@@ -190,8 +190,10 @@ class Search:
     def _call_without_mask(self, used: set[int]) -> Optional[Place]:
         """The call that does not get a mask: right, and used by nothing, it stands in the function that calls."""
         bad = self._first_bad()
-        for i, step in enumerate(self.steps) if bad is not None else ():
-            outer = self.steps[bad].outer
+        if bad is None:
+            return None
+        outer = self.steps[bad].outer
+        for i, step in enumerate(self.steps):
             makes = is_mask(step.value) and step.value.ndim > 1 and self.is_right[i] and i not in used
             if makes and outer.function == step.place.function and outer.number > step.place.number:
                 return outer if outer != self.steps[bad].place else None
