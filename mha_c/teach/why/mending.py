@@ -11,7 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from difflib import SequenceMatcher
 from functools import lru_cache
 from time import process_time
@@ -24,7 +24,7 @@ from ..asking.comparing import equal, output
 from ..asking.mistakes import BookForm, function
 from ..asking.rounds import Run
 from .edits import Edit, Scope, edits, is_of_number
-from .noting import Place, functions_noted, written_by_them
+from .noting import Place, functions_noted, traced, written_by_them
 
 _MOST = 400  # changes that are tried for one answer: none of some 300 that were found was beyond the 340th
 _MORE = 150  # and after the first that makes all right, for one that costs less
@@ -195,8 +195,7 @@ def _instead(theirs: FunctionType, code: CodeType) -> Iterator[None]:
         theirs.__code__ = own
 
 
-@contextmanager
-def _loops_end() -> Iterator[None]:
+def _loops_end() -> AbstractContextManager[None]:
     """While it is entered, a loop without end, which a changed line may make of `while`, ends with an error."""
     left = _LINES
 
@@ -210,12 +209,7 @@ def _loops_end() -> Iterator[None]:
     def enter(frame: Any, event: str, _: Any) -> Any:
         return count if written_by_them(frame.f_code.co_filename) else None
 
-    old = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        yield
-    finally:
-        sys.settrace(old)
+    return traced(enter)
 
 
 # ---- the functions that lines stand in -------------------------------------------------------------------------------

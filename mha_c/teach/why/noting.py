@@ -300,7 +300,17 @@ def _name_of(function: Any) -> str:
 
 
 @contextmanager
-def lines_noted(trace: Trace) -> Iterator[None]:
+def traced(enter: Callable[..., Any]) -> Iterator[None]:
+    """While it is entered, Python tells `enter` of each function that is called: see sys.settrace."""
+    old = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(old)
+
+
+def lines_noted(trace: Trace) -> AbstractContextManager[None]:
     """While it is entered, arrays that the caller's lines give a name are noted, too: a table, or a mask, is made of
     numbers alone, which no array notes."""
     before: dict[int, tuple[int, dict[str, Any]]] = {}  # by frame: the line that runs, and the arrays before it
@@ -327,12 +337,7 @@ def lines_noted(trace: Trace) -> Iterator[None]:
         before[id(frame)] = 0, held(frame)
         return look
 
-    old = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        yield
-    finally:
-        sys.settrace(old)
+    return traced(enter)
 
 
 def _is_small(x: Any) -> bool:
