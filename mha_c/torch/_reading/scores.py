@@ -8,7 +8,7 @@ import torch
 
 from .graph import Node, Value
 from .masks import Unclear, is_number
-from .products import Contraction, contraction_of
+from .products import contraction_of
 from .tables import Tables
 from .views import CASTS, Mixes, Product, View, Views
 
@@ -286,7 +286,3 @@ class Walk:
         if sizes[0] != sizes[1]:
             raise Unclear("a part of the scores is written through a view", node)
         return ScoreOperation("view", node), written
-
-
-def is_score_product(found: Any) -> bool:
-    return isinstance(found, Contraction)

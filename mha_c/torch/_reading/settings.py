@@ -403,9 +403,10 @@ class Settings:
         if isinstance(owner, nn.Module):
             self.parts(owner)
 
-    def parts(self, module: nn.Module) -> None:
-        for store in ("_parameters", "_buffers", "_modules"):
-            self.meet(module.__dict__[store], store)
+    def parts(self, *modules: nn.Module) -> None:
+        for module in modules:
+            for store in ("_parameters", "_buffers", "_modules"):
+                self.meet(module.__dict__[store], store)
 
 
 _KNOWN = ("torch", "builtins", "numpy", "collections", "typing", "enum", "abc")

@@ -52,11 +52,6 @@ def broadcasted(args: Any, kwargs: Any) -> Shape:
     return broadcast(*[x.shape for x in _tensors(args, kwargs)])
 
 
-def _scalar_or_first(args: Any, kwargs: Any) -> Shape:
-    """Of cast and copies."""
-    return first(args, kwargs)
-
-
 def linear(args: Any, kwargs: Any) -> Shape:
     x, weight = _given(args, kwargs, 0, "input"), _given(args, kwargs, 1, "weight")
     meet(x.shape[-1], weight.shape[-1])

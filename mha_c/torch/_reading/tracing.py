@@ -168,10 +168,10 @@ class Tracer:
             given = frame.f_locals
             self._sets(given["self"], given["name"], self._caller(frame))
         elif name not in HARMLESS and frame.f_back is not None and not is_theirs(frame.f_back.f_code.co_filename):
-            if name not in WALKS:
+            if name in WALKS:
+                self.settings.parts(*frame.f_locals["self"].modules())
+            else:
                 self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame))
-            for each in frame.f_locals["self"].modules() if name in WALKS else ():
-                self.settings.parts(each)
 
     def _of_torch(self, frame: FrameType, file: str, name: str) -> None:
         """A function of torch in Python that a reader's line calls."""
