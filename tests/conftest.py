@@ -17,6 +17,7 @@ import mha_c.d2l
 import needs
 import promises
 from mha_c import _core, config
+from mha_c.teach.asking import mistakes
 
 # torch.compile keeps compiled graphs in a place that all programs share, and one of an operator that has since got
 # another argument fails.
@@ -202,11 +203,15 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(autouse=True)
 def settings_end_with_a_test():
-    """Threads and the instruction set that a test has set, here and in torch, are as they were."""
+    """Threads and the instruction set that a test has set, here and in torch, are as they were; and the mistakes that
+    check knows, to which examples add.
+    """
     torch = sys.modules.get("torch")
     isa, threads, chosen = _core.isa(), _core.get_num_threads(), config._threads_chosen
     torchs = torch and torch.get_num_threads()
+    known = [*mistakes.MISTAKES]
     yield
+    mistakes.MISTAKES[:] = known
     _core.set_isa(isa)
     _core.set_num_threads(threads)
     config._threads_chosen = chosen

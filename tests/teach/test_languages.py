@@ -259,8 +259,7 @@ def test_an_unknown_language_is_refused_with_those_there_are(other):
     assert not CHINESE.search(str(teach.check(scaled_by_d, "dot_product")))
 
 
-def test_what_a_user_adds_is_said_as_it_is(language, monkeypatch):
-    monkeypatch.setattr(mistakes, "MISTAKES", [*mistakes.MISTAKES])
+def test_what_a_user_adds_is_said_as_it_is(language):
     teach.add_mistake("scale_7", "dot_product", "scores are {divided} by 7", "np.sqrt(d)", "7")
 
     def mine(queries, keys, values, valid_lens=None):

@@ -51,14 +51,7 @@ def test_no_such_puzzle(arguments, says):
         teach.puzzle(1).check("x = 1")
 
 
-@pytest.fixture
-def own_mistake():
-    before = list(mistakes.MISTAKES)
-    yield
-    mistakes.MISTAKES[:] = before
-
-
-def test_a_teacher_adds_a_mistake(own_mistake):
+def test_a_teacher_adds_a_mistake():
     def mine(queries, keys, values, valid_lens=None):
         scores = queries @ keys.swapaxes(1, 2) / queries.shape[-1] ** 0.25
         return teach.book.masked_softmax(scores, valid_lens) @ values
