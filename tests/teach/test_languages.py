@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mha_c import teach
-from mha_c.teach.asking import answers, masks, mistakes
+from mha_c.teach.asking import answers, masks
 from mha_c.teach.checks import verdicts
 from mha_c.teach.grader import files
 from mha_c.teach.words import sentences as words
