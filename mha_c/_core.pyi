@@ -245,12 +245,17 @@ def layer_parts(layer: Any, layout: Tuple[Any, ...], /) -> Optional[Tuple[Tuple[
     the active instruction set, or None) of a layer of mha_c.torch; None where one call does not stand for calling its
     children.  layout: a `Layout`, which tells what that means."""
 
-def first_changed(checks: Tuple[Any, ...], missing: Any, start: int, /) -> int:
-    """The number of the first check, from `start` on, that does not hold; -1 if all hold.  `checks` is (owner, name,
-    value) after (owner, name, value): a dict has this very value under a name; another object has it as an attribute
-    (`missing`: there is none); with None for a name, a list has the items of a tuple, a dict the keys and values at the
-    addresses that are the bytes of `value`, (key, value, key, value, ...), another container has nothing.  A thing is
-    the same by identity alone; who asks keeps it alive."""
+def what_is_asked(checks: Tuple[Any, ...], missing: Any, /) -> bytes:
+    """What each of `checks` asks, for `first_changed`.  They are (owner, name, value) after (owner, name, value): a
+    dict has this very value under a name; another object has it as an attribute (`missing`: there is none); a tensor
+    has an equal tuple, its shape, and, where the name is a number n, each n-th of its numbers has the bytes of `value`.
+    With None for a name, a list has the items of a tuple, a dict the keys and values at the addresses that are the
+    bytes of `value`, (key, value, key, value, ...), another container has nothing, an object is of a type."""
+
+def first_changed(checks: Tuple[Any, ...], asked: bytes, start: int, /) -> int:
+    """The number of the first check, from `start` on, that does not hold; -1 if all hold.  `asked` is
+    `what_is_asked(checks, ...)`.  A thing is the same by identity alone; who asks keeps it alive.  The numbers of a
+    tensor that DLPack does not show quickly are never as they were."""
 
 def without_none(tensors: Tuple[Any, ...], /) -> Tuple[Tuple[Any, ...], int]:
     """(those that are not None, a number whose bit i says that tensors[i] is None)"""

@@ -211,6 +211,11 @@ PyObject *mha_py_new_block(size_t bytes, void **start);
 /* For a tensor, an array on its memory (BufferError if that cannot be); anything else as it is.  Borrowed. */
 PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);
 
+int mha_py_is_tensor(const mha_py_call *call, PyObject *value);
+/* Where a tensor's numbers lie, and its shape, as long as it is left alone; 0, and perhaps an exception, where torch has
+   no quick answer. */
+int mha_py_look_at(mha_py_call *call, PyObject *value, mha_py_array *array);
+
 /* mha_py_take for a float tensor, without an array in between; returns 1, or 0 if that is not possible. */
 int mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_layout layout,
                        const mha_py_array *like, mha_py_array *array);
@@ -341,6 +346,7 @@ void mha_py_take_rows(mha_py_call *call, PyObject *value, const char *name, cons
     X(layer_step, 15, 17) \
     X(layer_backward, 13, 15) \
     X(layer_parts, 2, 2) \
+    X(what_is_asked, 2, 2) \
     X(first_changed, 3, 3) \
     X(without_none, 1, 1) \
     X(with_none, 2, 2) \

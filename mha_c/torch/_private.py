@@ -212,6 +212,11 @@ else:
 
     quickly_on_cpu = on_cpu
 
+# What two tensors of a type must have in common, in one call.
+quickly_seen: Any = operator.attrgetter(
+    "dtype", "requires_grad", "shape", "is_cpu" if _found("torch.Tensor.is_cpu") else "device"
+)
+
 
 def _unflatten(x: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
     axis %= x.dim()

@@ -12,9 +12,9 @@ import needs
 
 torch = needs.module("torch")
 
-from mha_c._core import first_changed  # noqa: E402
+from mha_c._core import first_changed, what_is_asked  # noqa: E402
 from mha_c.torch._reading import settings as all_settings  # noqa: E402
-from mha_c.torch._reading.holding import MISSING  # noqa: E402
+from mha_c.torch._reading.holding import MISSING, Fact  # noqa: E402
 from mha_c.torch._reading.settings import Settings  # noqa: E402
 
 GLOBAL = 1.0
@@ -56,7 +56,7 @@ def kept(t):
     found.name(t.__dict__, "comes")
     found.name(globals(), "GLOBAL")
     found.attribute(t.kind(), "number")
-    found.facts.append((t.tensor, "requires_grad", False))
+    found.facts.append(Fact(t.tensor, "requires_grad", False))
     return found
 
 
@@ -157,17 +157,73 @@ class Raises:
         raise KeyError(name)
 
 
+def changed(*checks, start=0):
+    return first_changed(checks, what_is_asked(checks, MISSING), start)
+
+
 def test_a_check_that_raises_does_not_hold():
-    assert first_changed((Raises(), "a", 1), MISSING, 0) == 0
-    assert first_changed(({}, [], 1), MISSING, 0) == 0  # no key
-    assert first_changed((3, None, (1,)), MISSING, 0) == 0  # no container
-    assert first_changed(([], None, 3), MISSING, 0) == 0
-    assert first_changed((), MISSING, 0) == first_changed(({}, "a", 1), MISSING, 1) == -1
-    assert first_changed(({}, "a", 1), MISSING, 1 << 70) == first_changed(({}, "a", MISSING), MISSING, 0) == -1
-    assert first_changed(({}, "a"), MISSING, 0) == -1  # no whole check
-    for wrong in (([], MISSING, 0), ((), MISSING, 0.5)):
+    assert changed(Raises(), "a", 1) == 0
+    assert changed(Raises(), "a", MISSING) == -1
+    assert changed({}, [], 1) == changed({}, [], MISSING) == 0  # no key
+    assert changed(3, None, (1,)) == changed(3, None, ()) == 0  # no container
+    assert changed([], None, 3) == 0
+    assert changed() == changed({}, "a", 1, start=1) == changed({}, "a", 1, start=1 << 70) == -1
+    assert changed({}, "a", MISSING) == -1
+    assert changed({}, "a") == -1  # no whole check
+
+
+def test_what_is_no_check_is_refused():
+    checks = {}, "a", 1
+    for wrong in (([], b"", 0), ((), b"", 0.5), (checks, b"", 0), (checks, bytes(2), 0), (checks, "a", 0)):
         with pytest.raises(TypeError, match="checks"):
             first_changed(*wrong)
+    with pytest.raises(TypeError, match="checks"):
+        what_is_asked([], MISSING)
+    for asked in range(256):  # of other checks
+        for checks in (({}, "a", 1), (3, None, None), ([], 1, ()), (torch.ones(2), 1, b""), (torch.ones(2), "T", 3)):
+            assert first_changed(checks, bytes([asked]), 0) in (0, -1)
+
+
+def test_sizes_and_numbers_of_a_tensor():
+    table = torch.arange(6.0).reshape(2, 3)
+    numbers = table.numpy().tobytes()
+    assert changed(table, "shape", (2, 3)) == -1
+    assert [changed(table, "shape", x) for x in ((2,), (3, 2), (2, 3, 1), ("2", 3), 6)] == [0] * 5
+    if changed(table, 1, numbers) == 0:  # torch before 2.10 shows no numbers quickly
+        return
+    assert changed(table, 1, numbers[:8]) == -1
+    assert changed(table, 5, numbers[:4] + numbers[-4:]) == -1
+    wrong = [(table, 1, numbers + b"0000"), (table, 5, numbers[:8]), (table, 6, numbers[:8]), (table, 0, numbers)]
+    wrong += [(table, -1, numbers), (table, 1 << 70, numbers), (table, 1, b""), (table.t(), 1, numbers)]
+    assert [changed(*each) for each in wrong] == [0] * len(wrong)
+    table[1, 2] = 7
+    assert changed(table, 1, numbers) == changed(table, 5, numbers[:4] + numbers[-4:]) == 0
+    assert changed(table, 1, numbers[:-4]) == changed(table, "shape", (2, 3)) == -1
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (0,), (10, 10), (2, 3, 4, 5, 6), (70, 70), (1, 3000)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_numbers_of_a_table_are_kept(dtype, shape, turned):
+    """Of each type and size, however it lies: with the first number, by `.data`, and by other sizes."""
+
+    def made():
+        table = torch.zeros(shape).to(dtype)
+        return table.transpose(0, -1) if turned and shape else table
+
+    for change in ("number", "data", "sizes"):
+        table, found = made(), Settings()
+        found.numbers(table)
+        assert found.still_holds() and found.still_holds()
+        if change == "number" and table.numel():
+            table[(0,) * table.dim()] = 1
+        elif change == "data" and table.numel():
+            table.data = made() + made().new_ones(())
+        elif change == "sizes" and len(shape) > 1:
+            table.data = torch.ones(3).to(dtype)
+        else:
+            continue
+        assert not found.still_holds(), change
 
 
 @pytest.mark.skipif(bool(sysconfig.get_config_var("Py_GIL_DISABLED")), reason="counts are kept in parts")
@@ -181,15 +237,16 @@ def test_references_are_kept_right():
     found.name({text: number}, text)
     checks = (Above, "above", Above.above, t, "own", number, t, "gone", MISSING, t.list, None, tuple(t.list))
     parts = [number, text, MISSING, t.dict, t.list, t.kind, t.function, t.tensor, t.hooks, Above, None]
-    assert found.still_holds() and first_changed(checks, MISSING, 0) == -1
+    assert found.still_holds() and changed(*checks) == -1
 
     def many():
         for _ in range(1000):
             found.still_holds()
-            first_changed(checks, MISSING, 0)
-            first_changed((t, "own", None), MISSING, 0)
-            first_changed((t, "gone", None), MISSING, 0)
-            first_changed((t.dict, None, b""), MISSING, 0)
+            changed(*checks)
+            changed(t, "own", None)
+            changed(t, "gone", None)
+            changed(t.dict, None, b"")
+            changed(t.tensor, "shape", (2,), t.tensor, 1, bytes(8))
 
     many()
     before = [sys.getrefcount(x) for x in parts]

@@ -132,8 +132,8 @@ is_negated(const mha_py_call *call, PyObject *tensor)
     return negated;
 }
 
-static int
-is_tensor(const mha_py_call *call, PyObject *value)
+int
+mha_py_is_tensor(const mha_py_call *call, PyObject *value)
 {
     PyObject *const *kept = call->state->objects, *const type = (PyObject *)Py_TYPE(value);
 
@@ -189,6 +189,12 @@ read_tensor(mha_py_call *call, PyObject *tensor, mha_py_array *array)
     return array->data != NULL; /* else its numbers are zeros that have no memory */
 }
 
+int
+mha_py_look_at(mha_py_call *call, PyObject *value, mha_py_array *array)
+{
+    return call->state->exchange != NULL && mha_py_is_tensor(call, value) && read_tensor(call, value, array);
+}
+
 PyObject *
 mha_py_viewed(mha_py_call *call, PyObject *value)
 {
@@ -196,7 +202,7 @@ mha_py_viewed(mha_py_call *call, PyObject *value)
     mha_py_array array;
     PyArrayObject *view;
 
-    if (!is_tensor(call, value)) {
+    if (!mha_py_is_tensor(call, value)) {
         return value;
     }
     call->has_tensors = 1;
@@ -222,7 +228,7 @@ mha_py_take_tensor(mha_py_call *call, PyObject *value, const char *name, mha_py_
 {
     mha_py_array read;
 
-    if (!is_tensor(call, value) || !read_tensor(call, value, &read) || read.rank == 0 ||
+    if (!mha_py_is_tensor(call, value) || !read_tensor(call, value, &read) || read.rank == 0 ||
         !mha_py_is_float(read.type, like) || (uintptr_t)read.data % mha_py_itemsize(read.type) != 0 ||
         !mha_py_fits(&read, layout)) {
         return 0;

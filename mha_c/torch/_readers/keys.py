@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 
-from .._private import autocasting_anywhere, layers_are_seen, observed_at_once, quickly_on_cpu
+from .._private import autocasting_anywhere, layers_are_seen, observed_at_once, quickly_on_cpu, quickly_seen
 from .._reading.reading import of_thread
 from .._tensors import PLAIN
 
@@ -89,12 +89,8 @@ def facts_of(module: Any, args: Any) -> Optional[Facts]:
         return None
     places: dict[int, int] = {}
     firsts = [places.setdefault(id(x), i) for i, x in enumerate(args)]
-    each = [
-        (None if first == i else first, x.dtype, x.requires_grad, x.shape)
-        for i, (first, x) in enumerate(zip(firsts, args))
-    ]
-    modes = module.__dict__.get("training"), is_grad_enabled(), is_inference_mode_enabled()
-    return (*modes, tuple(each), len(places))
+    each = [(None, quickly_seen(x)) if first == i else (first, None) for i, (first, x) in enumerate(zip(firsts, args))]
+    return module.__dict__.get("training"), is_grad_enabled(), is_inference_mode_enabled(), tuple(each), len(places)
 
 
 def is_like(facts: Facts, module: Any, args: Any) -> bool:
@@ -104,12 +100,7 @@ def is_like(facts: Facts, module: Any, args: Any) -> bool:
         return False
     if is_grad_enabled() is not grad or is_inference_mode_enabled() is not inference:
         return False
-    for x, (first, dtype, requires_grad, shape) in zip(args, each):
-        if first is not None:
-            if x is not args[first]:
-                return False
-        elif type(x) is not Tensor or x.dtype is not dtype or x.requires_grad is not requires_grad or x.shape != shape:
-            return False
-        elif not quickly_on_cpu(x):
+    for x, (first, seen) in zip(args, each):
+        if x is not args[first] if seen is None else type(x) is not Tensor or quickly_seen(x) != seen:
             return False
     return n_tensors == 1 or len({*map(id, args)}) == n_tensors

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import MethodType
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -98,9 +98,19 @@ def own_kind(module: Any) -> Any:
     return type(module) if state is None else state.own
 
 
-def kinds_inside(module: Any) -> Any:
-    """((a module inside, its class), ...)."""
-    return tuple((each, own_kind(each)) for each in module.modules() if each is not module)
+class InnerKind(NamedTuple):
+    """The class of a module inside another, as a Fact of it; name: none."""
+
+    owner: nn.Module
+    name: None
+    value: Any
+
+    def still_holds(self) -> bool:
+        return own_kind(self.owner) is self.value
+
+
+def kinds_inside(module: Any) -> list[Any]:
+    return [InnerKind(each, None, own_kind(each)) for each in module.modules() if each is not module]
 
 
 def leave(module: Any, why: Optional[Left] = None) -> None:
@@ -198,17 +208,9 @@ def _drop(state: CallState, module: Any, key: CallKey, plan: ReadingPlan, error:
         leave(module, why)
 
 
-def _holds(plan: ReadingPlan) -> bool:
-    """Whether all that was read is as it was, also the classes of the modules inside."""
-    for each, kind in plan.kinds:
-        if type(each) is not kind and own_kind(each) is not kind:
-            return False
-    return bool(plan.reading.settings.still_holds())
-
-
 def _holds_now(plan: ReadingPlan) -> bool:
-    """The same, where no hook sees all modules."""
-    return not any(GLOBAL_HOOKS) and _holds(plan)
+    """Whether all that was read is as it was, and no hook sees all modules."""
+    return not any(GLOBAL_HOOKS) and plan.reading.settings.still_holds()
 
 
 def _result(state: CallState, module: Any, recent: Recent, args: Any, kwargs: Any, tensors: Any) -> Any:
@@ -289,10 +291,13 @@ def _as_the_readers(module: Any) -> Iterator[None]:
 
 def _learn(state: CallState, key: CallKey, reading: Reading, tensors: list[Tensor], result: Any) -> None:
     """Keep a plan for later calls of the key, beside those of other sizes; Left where there is none."""
-    if any(plan.agrees(reading, tensors, result) for plan in state.plans.get(key, ()) if _holds(plan)):
+    known = [plan for plan in state.plans.get(key, ()) if plan.reading.settings.still_holds()]
+    if any(plan.agrees(reading, tensors, result) for plan in known):
         return
     try:
-        plan = ReadingPlan(layer_of(reading), reading, tensors, kinds_inside(state.module()))
+        layer = layer_of(reading)
+        reading.settings.facts += kinds_inside(state.module())
+        plan = ReadingPlan(layer, reading, tensors)
         plan.check(tensors, result)
     except Left:
         raise
@@ -422,7 +427,7 @@ def _explained(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         reason = "a call like this is never read"
     else:
         suiting = [each for each in state.plans.get(told[0], ()) if each.suits(told[1])]
-        plan = next((each for each in suiting if _holds(each) and not any(GLOBAL_HOOKS)), None)
+        plan = next((each for each in suiting if _holds_now(each)), None)
         why = state.left.get(told[0])
         reason = "" if why is None else str(why.reason)
         reason = reason or ("something that it read has changed" if suiting else "no call of this form was read")

@@ -72,11 +72,10 @@ class ReadingPlan:
     shapes      {the shapes of a call's tensors: whether the plan is for them}
     free        axes of inputs that readings of the same graph had at other sizes: of these the plan serves all sizes
                 for which the conditions of the reading hold
-    kinds       ((a module inside, its class), ...)
     """
 
-    def __init__(self, layer: CoreCall, reading: Reading, tensors: list[Tensor], kinds: Any) -> None:
-        self.layer, self.reading, self.kinds = layer, reading, kinds
+    def __init__(self, layer: CoreCall, reading: Reading, tensors: list[Tensor]) -> None:
+        self.layer, self.reading = layer, reading
         self.names = _names(reading, tensors)
         self.shapes: dict[Any, bool] = {shapes_of(tensors): True}
         self.free: set[Axis] = set()
@@ -320,7 +319,7 @@ def _not_asked_by_core(facts: Iterable[Fact], parameters: LayerParameters) -> li
     last = parameters.W_v if parameters.W_o is None else parameters.W_o
     asked = {id(x) for x in parameters if x is not None}
     free = {(id(parameters.W_q), "shape"), (id(last), "shape")}
-    return [x for x in facts if x[1] == "requires_grad" or id(x[0]) not in asked or (id(x[0]), x[1]) in free]
+    return [x for x in facts if x.name == "requires_grad" or id(x.owner) not in asked or (id(x.owner), x.name) in free]
 
 
 def _rows_as_queries(letters: str) -> str:

@@ -7,27 +7,40 @@ import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from types import CellType, FunctionType
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from torch import Tensor
 
-from ..._core import first_changed
+from ..._core import first_changed, what_is_asked
+from .keeping import Numbers
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
-Fact = tuple[Tensor, str, Any]  # an attribute of a tensor: "shape", "dtype", "requires_grad"; its value
 _STORES = (dict, OrderedDict)
+
+
+class Fact(NamedTuple):
+    """An attribute of a tensor: "shape", "dtype", "requires_grad"; its value."""
+
+    owner: Tensor
+    name: str
+    value: Any
+
+    def still_holds(self) -> bool:
+        return bool(getattr(self.owner, self.name) == self.value)
 
 
 def checks_of(setting: Any) -> Optional[list[Any]]:
     """What `first_changed` checks of a setting, (owner, name, value, ...); None where it cannot."""
     owner, name, value = setting
     kind = type(owner)
+    if kind is Numbers:
+        return owner.checks(value)
     if name is not None:
         return [owner, name, value] if kind in _STORES and type(name) is str else None
     if kind in (tuple, frozenset):  # stays as it is
         return []
     if kind is FunctionType and value[2] is None:
-        names = "__code__", "__defaults__", "__kwdefaults__", "__closure__"
+        names = "__code__", "__defaults__", "__kwdefaults__"  # its cells cannot be replaced
         return [x for pair in zip(names, value) for x in (owner, *pair)]
     if kind is CellType or isinstance(owner, Tensor):
         return [owner, "cell_contents" if kind is CellType else "_version", value]
@@ -48,20 +61,12 @@ def _addresses(items: Iterable[tuple[Any, Any]]) -> bytes:
 class Checks:
     """What is asked of settings and facts; before: the same of the first of them."""
 
-    def __init__(self, settings: list[Any], facts: list[Fact], before: Optional[Checks] = None) -> None:
+    def __init__(self, settings: list[Any], facts: list[Any], before: Optional[Checks] = None) -> None:
         self.sizes: tuple[int, int] = (len(settings), len(facts))
         n, n_facts = (0, 0) if before is None else before.sizes
-        checks: list[Any] = []
-        self.origins: list[Any] = []  # the setting of each check, or None
-        self.others: list[Any] = []  # settings that C cannot check
-        self.shaped: list[Tensor] = []
-        self.shapes: list[Any] = []
-        if before is not None:
-            checks += before.checks
-            self.origins += before.origins
-            self.others += before.others
-            self.shaped += before.shaped
-            self.shapes += before.shapes
+        checks: list[Any] = [] if before is None else [*before.checks]
+        self.origins: list[Any] = [] if before is None else [*before.origins]  # the setting, or the fact, of each check
+        self.others: list[Any] = [] if before is None else [*before.others]  # settings that C cannot check
         for setting in settings[n:]:
             found = checks_of(setting)
             if found is None:
@@ -70,21 +75,15 @@ class Checks:
                 checks += found
                 self.origins += [setting] * (len(found) // 3)
         for fact in facts[n_facts:]:
-            if fact[1] == "shape":  # each asking makes another object
-                self.shaped.append(fact[0])
-                self.shapes.append(fact[2])
-            else:
-                checks += fact
-                self.origins.append(None)
+            checks += fact
+            self.origins.append(fact)
         self.checks: tuple[Any, ...] = tuple(checks)
+        self.asked = what_is_asked(self.checks, MISSING)
 
     def hold(self) -> bool:
-        at = first_changed(self.checks, MISSING, 0)
-        while at >= 0:  # perhaps it is an equal number
-            setting = self.origins[at]
-            if setting is None or not setting.still_holds():
+        at = first_changed(self.checks, self.asked, 0)
+        while at >= 0:  # perhaps it is an equal number, or a tensor of which C sees nothing
+            if not self.origins[at].still_holds():
                 return False
-            at = first_changed(self.checks, MISSING, at + 1)
-        if [x.shape for x in self.shaped] != self.shapes:
-            return False
-        return not self.others or all(setting.still_holds() for setting in self.others)
+            at = first_changed(self.checks, self.asked, at + 1)
+        return not self.others or all([setting.still_holds() for setting in self.others])

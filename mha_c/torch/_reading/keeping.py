@@ -10,7 +10,7 @@ import operator
 import re
 import types
 from types import FunctionType, GenericAlias, SimpleNamespace
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -51,6 +51,16 @@ class Numbers:
             parts = _parts_of(self.of)
             self.then = self.of.data_ptr(), parts
         return tuple([part.tobytes() for part in parts])
+
+    def checks(self, value: Any) -> Optional[list[Any]]:
+        """The same as what `first_changed` checks, (tensor, step, bytes, ...); None where it cannot."""
+        of, parts = self.of, self.then[1]
+        if not of.is_contiguous() or not parts:
+            return None
+        found = [of, "shape", of.shape]
+        for part, numbers in zip(parts, value):
+            found += [of, part.strides[0] // part.itemsize if len(parts) > 1 else 1, numbers]
+        return found
 
 
 def _parts_of(tensor: Tensor) -> Any:

@@ -223,9 +223,9 @@ class Recorder:
         for leaf in self.leaves:
             tensor = leaf.tensor
             if leaf.kind != "input" and tensor is not None:
-                found += [(tensor, "shape", leaf.shape), (tensor, "dtype", leaf.dtype)]
+                found += [Fact(tensor, "shape", leaf.shape), Fact(tensor, "dtype", leaf.dtype)]
                 if self.reads_requires_grad:
-                    found.append((tensor, "requires_grad", leaf.requires_grad))
+                    found.append(Fact(tensor, "requires_grad", leaf.requires_grad))
         return found
 
     def _noted(self, found: Any, values: list[Value]) -> Any:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from torch import Tensor, nn
 
-from .holding import MISSING, Checks, Fact
+from ..._core import first_changed
+from .holding import MISSING, Checks
 from .keeping import DEFAULT_TYPE, LIKE_DICTS, DictKeys, Numbers, Slots, stays
 
 _VALUES = (bool, int, float, str, bytes, complex, type(None))
@@ -115,7 +116,7 @@ class Settings:
     def __init__(self) -> None:
         self.all: list[Setting] = []
         self.tensors: dict[int, tuple[Tensor, str]] = {}  # that were met on the way, by id, and their words
-        self.facts: list[Fact] = []
+        self.facts: list[Any] = []  # Facts, and others like them that who reads adds
         self._names: dict[tuple[int, Any], Setting] = {}
         self._things: dict[int, Any] = {}  # containers, types, functions, cells that are kept
         self.met: dict[int, Any] = {}  # objects whose attributes may be read
@@ -130,9 +131,9 @@ class Settings:
         checks = self._checks
         if checks is None or checks.sizes != (len(self.all), len(self.facts)):
             checks = self._checks = Checks(self.all, self.facts, checks)  # at once: another thread may be here, too
-        return checks.hold()
+        return (first_changed(checks.checks, checks.asked, 0) < 0 and not checks.others) or checks.hold()
 
-    def keep_facts(self, facts: list[Fact]) -> None:
+    def keep_facts(self, facts: list[Any]) -> None:
         """Of all facts only these: another asks the others."""
         self.facts, self._checks = facts, None
 
@@ -216,11 +217,18 @@ class Settings:
         self.tensors.setdefault(id(tensor), (tensor, words))
 
     def numbers(self, tensor: Tensor) -> None:
-        """From now on its version counts, too, and its numbers: `.data` and NumPy change them without a new version."""
-        if self._keep(tensor, _version(tensor)):
-            numbers: Any = Numbers(tensor)
-            self.all.append(Setting(numbers, "", numbers.get("", None)))
-            self._things[id(numbers)] = numbers
+        """From now on its numbers count, as `.data` and NumPy change them without a new version; where there are too
+        many, its version, too."""
+        if id(tensor) in self._things:
+            return
+        numbers: Any = Numbers(tensor)
+        value = numbers.get("", None)
+        if len(value) == 1:
+            self._things[id(tensor)] = tensor
+        else:
+            self._keep(tensor, _version(tensor))
+        self.all.append(Setting(numbers, "", value))
+        self._things[id(numbers)] = numbers
 
     def default_type(self) -> None:
         """The type of numbers that torch makes where none is named."""
