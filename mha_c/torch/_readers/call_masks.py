@@ -11,7 +11,7 @@ from .._reading.graph import Value
 from .._reading.masks import Mask
 from .._reading.sizes import Axis, axes_of, evaluated, formula_of
 from .arranging import arrangement
-from .layer import CoreCall, Left, LeftThisTime, adds, short
+from .layer import CoreCall, Left, LeftThisTime, short
 from .replaying import Replay
 from .rows import some_row_is_empty
 
@@ -93,15 +93,12 @@ class CallMasks:
         """What makes lengths, a mask that is True where a key is kept, or a bias of the tensors of a call."""
         if mask.sense == "lengths":
             return self._lengths(mask)
-        made, arrange, is_bias, dtype_of = self._made(mask.value), self._arrange(mask), adds(mask), self.query
-        keeps, hides, fill, factor = mask.sense == "keep", mask.sense == "hide", mask.fill, mask.factor
+        made, arrange = self._made(mask.value), self._arrange(mask)
+        keeps, hides, factor = mask.sense == "keep", mask.sense == "hide", mask.factor
 
         def make(tensors: Any) -> Tensor:
             value = made(tensors)
-            if is_bias:  # numbers between 0 and 1 hide in part
-                value = value.to(tensors[dtype_of].dtype)
-                value = (1.0 - value if keeps else value) * fill
-            elif keeps or hides:
+            if keeps or hides:
                 value = value if value.dtype is torch.bool else value != 0
                 value = ~value if hides else value
             elif factor != 1:
@@ -117,6 +114,11 @@ class CallMasks:
             return lambda tensors: tensors[place]
         return lambda tensors: Replay(dict(zip(self.names, tensors)), self.sizes(tensors)).value(value)
 
+    def _moved(self, value: Value, offset: int) -> Callable[[Any], Tensor]:
+        """The same of numbers of keys, where a line compares with the last key, or counts from 1."""
+        made = self._made(value)
+        return (lambda tensors: made(tensors).long() + offset) if offset else made
+
     def _arrange(self, mask: Mask) -> Any:
         """What arranges the axes of a mask; None where they are as the core takes them."""
         have = short(mask.axes, "?")
@@ -129,10 +131,11 @@ class CallMasks:
     def _lengths(self, mask: Mask) -> Callable[[Any], Tensor]:
         """What makes lengths, (B,) or (B, Q)."""
         assert mask.value is not None
-        origin = _spread_from(mask.value)
-        if origin.kind == "input" and len(origin.shape) in (1, 2):
-            return self._made(origin)  # an item's, or an item's queries', lengths for each head
-        made, flat = self._made(mask.value), [letter for letters in mask.axes for letter in letters]
+        origin, flat = _spread_from(mask.value), [letter for letters in mask.axes for letter in letters]
+        in_order = flat[:1] == ["b"] and (len(origin.shape) == 1 or flat[-1] == "q")
+        if origin.kind == "input" and len(origin.shape) in (1, 2) and in_order:
+            return self._moved(origin, mask.offset)  # an item's, or an item's queries', lengths for each head
+        made = self._moved(mask.value, mask.offset)
         if flat == ["b"]:
             return lambda tensors: made(tensors).reshape(-1)
         if flat != ["b", "q"]:
@@ -148,7 +151,7 @@ def _word_of(mask: Mask) -> str:
     """Which of `CallMasks.of` it is."""
     if mask.sense == "lengths":
         return "lengths"
-    return "bias" if mask.sense == "add" or adds(mask) else "keep"
+    return "bias" if mask.sense == "add" else "keep"
 
 
 _SPREADING = frozenset(("repeat_interleave", "reshape", "view", "unsqueeze", "__getitem__", "expand", "flatten"))

@@ -178,6 +178,7 @@ class _Fitted:
                 words = f"{_named(after[0])} follows the softmax, before its weights meet values"
                 raise Left(words, after[0].line)
             raise Left("its weights meet no values", one.line)
+        self._check_type()
         self._check_writes()
         masks, causal, window = self._masks()
         out_dropout, result = 0.0, self.reading.output
@@ -276,15 +277,16 @@ class _Fitted:
 
     def _empty_rows(self) -> EmptyRows:
         """A query all of whose keys are hidden: with a number in the place of scores all weights are equal."""
+        lowest = torch.finfo(self.one.queries.value.dtype).min  # what is lower becomes -inf
         fills = [mask.fill for mask in self.one.masks if mask.sense != "add"]
-        return "uniform" if fills and all(fill > -1e300 and fill != float("-inf") for fill in fills) else "zero"
+        return "uniform" if fills and all(fill >= lowest for fill in fills) else "zero"
 
     def _hides_by_several(self) -> bool:
         """Whether a query all of whose keys are hidden sees some of them: those whose scores became a higher number, or
         had one added."""
         masks = [mask for mask in self.one.masks if mask.sense != "add"]
-        biases = [mask for mask in self.one.masks if mask.value is not None and (mask.sense == "add" or adds(mask))]
-        hides = {float(mask.fill) for mask in masks if mask not in biases}
+        biases = [mask for mask in self.one.masks if mask.sense == "add"]
+        hides = {float(mask.fill) for mask in masks}
         if all(mask.value is None for mask in self.one.masks):
             return False  # causal, or a window: each query sees itself
         finite = any(fill > -math.inf for fill in hides)
@@ -366,10 +368,28 @@ class _Fitted:
         for node in self.reading.graph.nodes:
             if node.writes is not None and node.writes.node is None:
                 raise Left(f"it changes {node.writes.name or 'a tensor'} in place", node.line)
+            self._check_rounding(node)
         known = {id(self.one.dropout_node), id(self.one.output_dropout)}
         for node in self.reading.random:
             if id(node) not in known and node.name != "dropout":
                 raise Left("it draws random numbers", node.line)
+
+    def _check_type(self) -> None:
+        dtype = self.one.queries.source.dtype
+        if dtype not in (torch.float32, torch.float64):
+            words = f"it is called with {_type_name(dtype)}, and the core computes float32 and float64"
+            raise LeftThisTime(words, self.one.line)
+
+    def _check_rounding(self, node: Node) -> None:
+        """No number may be rounded to a type that holds fewer digits than the inputs."""
+        after = [x.dtype for x in node.results[:1] if x.dtype.is_floating_point]
+        before = [x.dtype for x in node.values() if x.dtype.is_floating_point]
+        if after and before:
+            own = self.one.queries.source.dtype
+            finest = max(torch.finfo(own).eps, *(torch.finfo(x).eps for x in before))
+            if torch.finfo(after[0]).eps > finest:
+                words = f"{_named(node)} rounds to {_type_name(after[0])}, and the core computes as the inputs are"
+                raise Left(words, node.line)
 
 
 def constructor_of(layer: CoreCall) -> str:
@@ -385,17 +405,14 @@ def constructor_of(layer: CoreCall) -> str:
     return f"MultiHeadAttention(num_hiddens={hiddens}, num_heads={layer.heads}, dropout=0)"
 
 
-def adds(mask: Mask) -> bool:
-    """Whether a mask of numbers, times a number, is added."""
-    return (
-        mask.sense in ("keep", "hide") and mask.added and mask.value is not None and mask.value.dtype is not torch.bool
-    )
-
-
 def short(axes: tuple[str, ...], features: str = "c", one_row: str = "1") -> str:
     """The axes of an operand in a letter each: "c" features, "1" an axis of one; "?" where two are on one axis."""
     known = {"": one_row or "1", "d": features, "hd": features, "c": features, "bh": "f"}
     return "".join(known.get(letters, letters if len(letters) == 1 else "?") for letters in axes)
+
+
+def _type_name(dtype: torch.dtype) -> str:
+    return str(dtype).rpartition(".")[2]
 
 
 def _named(node: Node) -> str:

@@ -115,17 +115,20 @@ class MaskReader:
         return None
 
     def _multiplied(self, x: Value, by: float, places: Any, node: Node) -> Optional[list[Mask]]:
-        """x * -1e9, where x is 0 or 1: a condition as a float, or 1 - one."""
+        """x * -1e9, where x is 0 or 1: a condition as numbers, or 1 - one.  Other numbers hide in part."""
         made = x.node
-        if made is None:
+        if made is None or by >= -1e3:
             return None
         if made.name == "sub" and len(made.args) == 2 and self.tables.of(made.args[0]) == 1:
             inner = made.args[1]
-            if isinstance(inner, Value) and by < -1e3:
+            if isinstance(inner, Value) and self._is_condition(inner):
                 return self._filled(inner, False, places, by, node)
-        if made.name in CASTS and isinstance(made.args[0], Value) and made.args[0].dtype is torch.bool:
-            return self._filled(made.args[0], True, places, by, node)
-        return None
+        return self._filled(x, True, places, by, node) if self._is_condition(x) else None
+
+    def _is_condition(self, value: Value) -> bool:
+        """Whether its numbers are those of True and False."""
+        view = self._view(value)
+        return view is not None and torch.bool in (view.source.dtype, *(node.results[0].dtype for node in view.nodes))
 
     def _filled(self, cond: Any, truth: bool, places: Any, fill: float, node: Node) -> Optional[list[Mask]]:
         if not isinstance(cond, Value):
@@ -161,6 +164,8 @@ class MaskReader:
         name, args = made.name.rstrip("_"), made.args
         if name in ("logical_not", "bitwise_not"):
             return self._condition(args[0], not truth, places, node)
+        if name in CASTS and cond.dtype is torch.bool:
+            return self._condition(args[0], truth, places, node)
         if (
             name in ("eq", "ne")
             and len(args) == 2
@@ -191,6 +196,8 @@ class MaskReader:
         said = self.tables.of(place)
         if not isinstance(said, Affine) or not isinstance(lens, Value) or said.absolute or len(said.factors) != 1:
             return None
+        if lens.dtype.is_floating_point or lens.dtype is torch.bool:
+            return None  # how many keys a fraction hides hangs on the comparison
         hides = name if truth else {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[name]
         if hides not in ("gt", "ge") or said.factors[0][1] != 1 or said.number != int(said.number):
             return None

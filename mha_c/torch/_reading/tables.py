@@ -393,7 +393,10 @@ def _tensor(tables: Tables, node: Node, value: Value) -> Optional[Said]:
 
 
 def _cast(tables: Tables, node: Node, value: Value) -> Optional[Said]:
-    return tables.of(node.args[0])
+    said = tables.of(node.args[0])
+    if said is None or isinstance(said, Affine):
+        return None
+    return _each(said, lambda x: torch.tensor(x).to(value.dtype).item())
 
 
 def _root(tables: Tables, node: Node, value: Value) -> Optional[Said]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
+import torch
+
 from .atoms import ONE, Atom, Mixes, Product, View, composed, is_dropping, merged, of_number, probability
 from .graph import Condition, Node, Value
 from .shapes import PERMUTING, einsum_terms, permutation
@@ -193,7 +195,7 @@ class Views:
         if node.name in VIEWS:
             return len(node.args) > 0 and isinstance(node.args[0], Value)
         if node.name in CASTS and isinstance(node.args[0], Value):
-            return casts or node.args[0].dtype == node.results[0].dtype
+            return _keeps_numbers(node.args[0].dtype, node.results[0].dtype, casts)
         return node.name == "dropout" and not is_dropping(node)
 
     def _step(self, view: View, node: Node, result: Value) -> View:
@@ -404,6 +406,16 @@ def _number_of(values: Any, axis: int, views: Views) -> Optional[int]:
             return None
         total += size.number
     return total
+
+
+def _keeps_numbers(before: torch.dtype, after: torch.dtype, casts: bool) -> bool:
+    """Whether a cast changes no number, or, with `casts`, rounds to another type of fractions at most."""
+    if before == after or not casts:
+        return before == after
+    if after.is_floating_point or before is torch.bool:
+        return True
+    whole = after is not torch.bool and not before.is_floating_point
+    return whole and torch.iinfo(after).max >= torch.iinfo(before).max
 
 
 def _numbers_of(node: Node) -> list[Value]:
