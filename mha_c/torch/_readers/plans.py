@@ -19,7 +19,7 @@ from .._weights.last import Last, last_of
 from .angles import Angles
 from .arranging import arrangement, filled
 from .call_masks import CallMasks
-from .layer import DROPPED, OUT, CoreCall, Left, LeftWithGraph, ResultTensor
+from .layer import DROPPED, OUT, CoreCall, Left, LeftThisTime, LeftWithGraph, ResultTensor
 from .replaying import graph_key, near, without_dropout
 from .rows import viewed
 from .weights import parameters_of
@@ -272,6 +272,8 @@ class ReadingPlan:
             _paired(self.layer.result, expected, pairs)
             for given, own in pairs:
                 ours = self.shown(given, found)
+                if own.numel() and not bool(own.isfinite().any()):
+                    raise LeftThisTime("its own lines give no number but NaN or infinity", self.layer.line)
                 if ours.shape != own.shape or ours.dtype is not own.dtype or not near(ours, own):
                     far = float((ours - own).abs().max()) if ours.shape == own.shape and own.numel() else 0
                     raise Left(f"the core gives other numbers, by {far:.2g}: please report this class", self.layer.line)

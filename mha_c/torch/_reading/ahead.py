@@ -32,10 +32,11 @@ class Ahead:
                 found = None
                 for one in [node, *(node.results[0].users if node.name == "mul" else ())]:
                     found = contraction_of(one)
-                    if found is not None and (found.a is value or found.b is value):
-                        made = self._met(found, value, view, letters)
-                        if made is not None:
-                            return made, one.results[0], drop, [*path, *dict.fromkeys((node, one))]
+                    if found is not None and not (found.a is value or found.b is value):
+                        found = None  # of what was made of it
+                    made = None if found is None else self._met(found, value, view, letters)
+                    if made is not None:
+                        return made, one.results[0], drop, [*path, *dict.fromkeys((node, one))]
                 nexts = self._next(node, value, view, drop, path)
                 if nexts is not None:
                     stack.append(nexts)

@@ -249,7 +249,8 @@ class Walk:
         return ScoreOperation("tanh", node), node.args[0]
 
     def _of_masked_fill(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
-        scores, cond, fill = (*node.args, *node.kwargs.values())[:3]
+        given = {**dict(zip(("self", "mask", "value"), node.args)), **node.kwargs}
+        scores, cond, fill = given.get("self", given.get("input")), given["mask"], given["value"]
         return ScoreOperation("hide", node, cond, self._fill(fill, node)), scores
 
     def _of_where(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
