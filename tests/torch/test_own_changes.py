@@ -21,9 +21,14 @@ pair = pytest.fixture(of_the_zoo, params=ZOO)
 where_read = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 @pytest.mark.filterwarnings("ignore:convert left")
 def test_parts_that_are_replaced_run(pair):
-    """A hook, another child, another method or function, another number: the module's own lines run again."""
+    """A hook, another child or class of one, another method, function or number: the module's own lines run again."""
     module, twin, calls = pair
     args, named = calls[0]
     linears = [(path, part) for path, part in module.named_modules() if type(part) is nn.Linear]
@@ -38,9 +43,14 @@ def test_parts_that_are_replaced_run(pair):
         module(*args, **named)
         assert type(module) is kind
 
-    class Doubled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
+    for path, _ in linears[:1]:
+        module.eval()(*args, **named)
+        for one in (module, twin):
+            one.get_submodule(path).__class__ = Doubled
+        results = [tensors(one.eval()(*args, **named)) for one in (module, twin)]
+        torch.testing.assert_close(*results, **TOLERANCE)
+        for one in (module, twin):
+            one.get_submodule(path).__class__ = nn.Linear
 
     for path, part in linears[:1]:
         for one in (module, twin):

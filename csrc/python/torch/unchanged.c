@@ -28,7 +28,8 @@ static asked
 asked_by(const mha_py_call *call, PyObject *owner, PyObject *name, PyObject *value, PyObject *missing)
 {
     if (name == Py_None) {
-        const int empty = PyBytes_Check(value) ? PyBytes_Size(value) == 0 : PyTuple_Check(value) && PyTuple_Size(value) == 0;
+        const int empty =
+            PyBytes_Check(value) ? PyBytes_Size(value) == 0 : PyTuple_Check(value) && PyTuple_Size(value) == 0;
 
         return PyType_Check(value) ? HAS_TYPE : empty ? IS_EMPTY : PyDict_Check(owner) ? HAS_ITEMS : HAS_PARTS;
     }
@@ -146,8 +147,7 @@ has_numbers(mha_py_call *call, PyObject *tensor, PyObject *each, PyObject *bytes
     mha_py_array now;
     size_t size, count;
 
-    if (step <= 0 || n == 0 || !mha_py_look_at(call, tensor, &now) ||
-        !mha_py_fits(&now, MHA_PY_DENSE)) {
+    if (step <= 0 || n == 0 || !mha_py_look_at(call, tensor, &now) || !mha_py_fits(&now, MHA_PY_DENSE)) {
         return 0;
     }
     size = mha_py_itemsize(now.type);
@@ -172,26 +172,16 @@ holds(mha_py_call *call, asked what, PyObject *const *check)
     PyObject *const owner = check[OWNER], *const name = check[NAME], *const value = check[VALUE];
 
     switch (what) {
-    case HAS_NAME:
-        return PyDict_GetItemWithError(owner, name) == value;
-    case LACKS_NAME:
-        return PyDict_GetItemWithError(owner, name) == NULL && !PyErr_Occurred();
-    case HAS_ATTRIBUTE:
-        return has_attribute(owner, name, value);
-    case LACKS_ATTRIBUTE:
-        return lacks_attribute(owner, name);
-    case HAS_ITEMS:
-        return has_items_alone(owner, value);
-    case HAS_PARTS:
-        return has_parts(owner, value);
-    case IS_EMPTY:
-        return PyObject_Size(owner) == 0;
-    case HAS_TYPE:
-        return (PyObject *)Py_TYPE(owner) == value;
-    case HAS_SIZES:
-        return has_sizes(owner, name, value);
-    case HAS_NUMBERS:
-        return has_numbers(call, owner, name, value);
+    case HAS_NAME: return PyDict_GetItemWithError(owner, name) == value;
+    case LACKS_NAME: return PyDict_GetItemWithError(owner, name) == NULL && !PyErr_Occurred();
+    case HAS_ATTRIBUTE: return has_attribute(owner, name, value);
+    case LACKS_ATTRIBUTE: return lacks_attribute(owner, name);
+    case HAS_ITEMS: return has_items_alone(owner, value);
+    case HAS_PARTS: return has_parts(owner, value);
+    case IS_EMPTY: return PyObject_Size(owner) == 0;
+    case HAS_TYPE: return (PyObject *)Py_TYPE(owner) == value;
+    case HAS_SIZES: return has_sizes(owner, name, value);
+    case HAS_NUMBERS: return has_numbers(call, owner, name, value);
     }
     return 0;
 }
