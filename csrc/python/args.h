@@ -212,8 +212,8 @@ PyObject *mha_py_new_block(size_t bytes, void **start);
 PyObject *mha_py_viewed(mha_py_call *call, PyObject *value);
 
 int mha_py_is_tensor(const mha_py_call *call, PyObject *value);
-/* Where a tensor's numbers lie, and its shape, as long as it is left alone; 0, and perhaps an exception, where torch has
-   no quick answer. */
+/* Where a tensor's numbers lie, and its sizes, as long as it is left alone; 0, and perhaps an exception, where torch
+   has no quick answer. */
 int mha_py_look_at(mha_py_call *call, PyObject *value, mha_py_array *array);
 
 /* mha_py_take for a float tensor, without an array in between; returns 1, or 0 if that is not possible. */
