@@ -109,10 +109,6 @@ class InnerKind(NamedTuple):
         return own_kind(self.owner) is self.value
 
 
-def kinds_inside(module: Any) -> list[Any]:
-    return [InnerKind(each, None, own_kind(each)) for each in module.modules() if each is not module]
-
-
 def leave(module: Any, why: Optional[Left] = None) -> None:
     """Give a module the reader's class back; what waits inside is read from now on."""
     state = state_of(module)
@@ -296,7 +292,8 @@ def _learn(state: CallState, key: CallKey, reading: Reading, tensors: list[Tenso
         return
     try:
         layer = layer_of(reading)
-        reading.settings.facts += kinds_inside(state.module())
+        inside = [*state.module().modules()][1:]  # type: ignore[union-attr]
+        reading.settings.facts += [InnerKind(each, None, own_kind(each)) for each in inside]
         plan = ReadingPlan(layer, reading, tensors)
         plan.check(tensors, result)
     except Left:

@@ -249,9 +249,9 @@ class Walk:
         return ScoreOperation("tanh", node), node.args[0]
 
     def _of_masked_fill(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
-        given = {**dict(zip(("self", "mask", "value"), node.args)), **node.kwargs}
-        scores, cond, fill = given.get("self", given.get("input")), given["mask"], given["value"]
-        return ScoreOperation("hide", node, cond, self._fill(fill, node)), scores
+        given: dict[str, Any] = {**dict(zip(("self", "mask", "value"), node.args)), **node.kwargs}
+        cond, fill = given["mask"], given["value"]
+        return ScoreOperation("hide", node, cond, self._fill(fill, node)), given["self" if "self" in given else "input"]
 
     def _of_where(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         if len(node.args) != 3:
