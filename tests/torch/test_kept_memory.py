@@ -11,6 +11,7 @@ import torch
 import mha_c.torch as mt
 from layouts import LAYOUTS
 from mha_c import _core
+from seen_by_torch import keep_nothing
 from threads import in_threads
 from torch_modules import leaves
 
@@ -20,12 +21,6 @@ def large(seed, length=256):
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(1, 2, length, 64, generator=generator)
     return mt.functional.dot_product_attention(q, *torch.randn(2, 1, 2, 4, 64, generator=generator))
-
-
-@pytest.fixture
-def nothing_kept():
-    """What earlier tests have left is gone: one block, for which nobody asks here, takes all room but half a KiB."""
-    large(0, length=128 * 1024 - 1)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +33,16 @@ def test_copies_of_operands(layout):
         assert torch.equal(copy, x) and copy.is_contiguous() and copy.data_ptr() != x.data_ptr()
 
 
-def test_memory_of_large_copies_is_kept_too(nothing_kept):
+def test_memory_of_large_copies_is_kept_too():
+    keep_nothing()
     q, k = torch.ones(1, 2, 256, 64), torch.ones(1, 2, 257, 64)
     places = {x.data_ptr() for x in _core.copy_operands(q, k)}
     others = [torch.empty(2 * rows * 64) for rows in range(250, 270)]  # malloc has nothing of theirs left
     assert {x.data_ptr() for x in _core.copy_operands(q, k)} == places and len(others) == 20
 
 
-def test_memory_of_large_results_is_kept_for_the_next(nothing_kept):
+def test_memory_of_large_results_is_kept_for_the_next():
+    keep_nothing()
     first, copy = large(1), large(1).clone()  # the inner result of the second call is gone
     kept = large(2).data_ptr()
     last_row = first[0, 0, -1]
@@ -110,13 +107,14 @@ def test_memory_is_kept_in_a_child_forked_while_threads_take_it():
             thread.join()
 
 
-def test_little_memory_is_kept(nothing_kept):
+def test_little_memory_is_kept():
     """At most 64 MiB of whatever is gone, the last first; nothing of a larger size."""
 
     def held():
         domain = tracemalloc.DomainFilter(True, np.lib.tracemalloc_domain)
         return sum(x.size for x in tracemalloc.take_snapshot().filter_traces([domain]).traces) / 2**20
 
+    keep_nothing()
     tracemalloc.start()
     try:
         results = [large(seed, length=16 * 1024) for seed in range(10)]  # 8 MiB each

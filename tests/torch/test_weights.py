@@ -102,7 +102,7 @@ def test_reading_weights_is_cheap():
         found.append(calls_of_a_reading())
     assert found[0] == found[1] < 120
     layer(x, x, x)
-    of_weights = 4 * 64 * 4 * 41 * 41  # bytes; of no size that another test leaves to the next
+    of_weights = 4 * 64 * 4 * 41 * 41  # bytes
     assert bytes_taken(lambda: layer.attention.attention_weights) < of_weights / 20
     assert bytes_taken(lambda: layer.attention.attention_weights.sum()) >= of_weights
 
