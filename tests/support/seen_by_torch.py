@@ -1,5 +1,7 @@
 """Who sees torch's operations, or changes them: a profiler, modes, and a class of tensors."""
 
+import gc
+import sys
 import tracemalloc
 
 import torch
@@ -34,6 +36,21 @@ def bytes_taken(call):
     finally:
         tracemalloc.stop()
     return of_python + sum(max(0, event.self_cpu_memory_usage) for event in found.function_events)
+
+
+def events_of_python(call):
+    """What Python tells a profiler of a call, event by event."""
+    found = []
+    gc.collect()  # what happens to others' modules that are gone, and who is told of collections, is no part of the call
+    gc.disable()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: found.append(event))
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    return found
 
 
 def way_taken(call):

@@ -2,8 +2,6 @@
 is left costs nothing more."""
 
 import copy
-import gc
-import sys
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ import mha_c.torch as mt
 import needs
 from mha_c.torch._readers import call_masks, modules
 from mha_c.torch._readers.arranging import arrangement
+from seen_by_torch import events_of_python
 
 pytestmark = pytest.mark.skipif(not needs.torch_reads(), reason="nothing is read here")
 
@@ -152,25 +151,6 @@ class Plain(nn.Module):
         return q + k + v
 
 
-def n_events(call):
-    """How many functions Python calls in a call."""
-    found = []
-
-    def note(frame, event, arg):
-        found.append(event)
-
-    gc.collect()  # what happens to others' modules that are gone is no function of the call
-    gc.disable()
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(before)
-        gc.enable()
-    return len(found)
-
-
 @pytest.mark.filterwarnings("ignore:convert left")
 @pytest.mark.parametrize("kind", (Squared, Gated, OfTheNumbers, Plain))
 def test_a_module_that_is_left_costs_nothing(kind):
@@ -178,7 +158,7 @@ def test_a_module_that_is_left_costs_nothing(kind):
     x = drawn(3)
     converted(*x)
     assert all(type(a) is type(b) for a, b in zip(own.modules(), converted.modules()))
-    assert n_events(lambda: converted(*x)) == n_events(lambda: own(*x))
+    assert events_of_python(lambda: converted(*x)) == events_of_python(lambda: own(*x))
 
 
 @pytest.mark.parametrize("have", ("b1k", "bk", "b11k", "bhqk", "1k", "b1qk", "11k1"))

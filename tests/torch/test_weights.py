@@ -14,7 +14,7 @@ import torch
 
 import needs
 from mha_c import torch as mt
-from seen_by_torch import bytes_taken
+from seen_by_torch import bytes_taken, events_of_python
 from threads import in_threads
 from torch_modules import inputs
 
@@ -87,13 +87,8 @@ def test_reading_weights_is_cheap():
     layer = mt.MultiHeadAttention(32, 32, 32, 32, 4, 0.1)
 
     def calls_of_a_reading():
-        counted = []
-        sys.setprofile(lambda frame, event, function: counted.append(event))
-        try:
-            assert layer.attention.attention_weights is not None
-        finally:
-            sys.setprofile(None)
-        return counted.count("call") + counted.count("c_call")
+        events = events_of_python(lambda: layer.attention.attention_weights)
+        return events.count("call") + events.count("c_call")
 
     found = []
     for length in (10, 41):
