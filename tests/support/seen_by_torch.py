@@ -41,7 +41,7 @@ def bytes_taken(call):
 def events_of_python(call):
     """What Python tells a profiler of a call, event by event."""
     found = []
-    gc.collect()  # what happens to others' modules that are gone, and who is told of collections, is no part of the call
+    gc.collect()  # others' modules that are gone, and who is told of collections, are no part of the call
     gc.disable()
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, arg: found.append(event))
