@@ -194,7 +194,13 @@ def test_sizes_and_numbers_of_a_tensor():
     assert changed(table, 1, numbers[:8]) == -1
     assert changed(table, 5, numbers[:4] + numbers[-4:]) == -1
     wrong = [(table, 1, numbers + b"0000"), (table, 5, numbers[:8]), (table, 6, numbers[:8]), (table, 0, numbers)]
-    wrong += [(table, -1, numbers), (table, 1 << 70, numbers), (table, 1, b""), (table.t(), 1, numbers)]
+    wrong += [
+        (table, -1, numbers),
+        (table, 1 << 70, numbers),
+        (table, 1, b""),
+        (table.t(), 1, numbers),
+        (table, 1, numbers[:3]),
+    ]
     assert [changed(*each) for each in wrong] == [0] * len(wrong)
     table[1, 2] = 7
     assert changed(table, 1, numbers) == changed(table, 5, numbers[:4] + numbers[-4:]) == 0

@@ -152,7 +152,7 @@ has_numbers(mha_py_call *call, PyObject *tensor, PyObject *each, PyObject *bytes
     }
     size = mha_py_itemsize(now.type);
     count = (size_t)n / size;
-    if ((count - 1) * (size_t)step >= (size_t)mha_py_count(&now)) {
+    if ((size_t)n % size != 0 || (count - 1) * (size_t)step >= (size_t)mha_py_count(&now)) {
         return 0;
     }
     if (step == 1) {
