@@ -28,9 +28,9 @@ def attentions(reading: Reading) -> list[Union[Attention, Reason]]:
     finder = Finder(reading)
     found: list[Union[Attention, Reason]] = []
     for node in reading.graph.nodes:
-        kind = _kind_of(node)
-        if kind is not None:
-            found.append(_found(reading, finder, node, kind))
+        asked = _WHOLE.get(node.name) or _softmax_of(node)
+        if asked is not None:
+            found.append(_found(reading, finder, node, asked))
     for leaf in finder.contents:
         tensor = leaf.tensor
         if tensor is not None and reading.settings is not None:
@@ -38,10 +38,10 @@ def attentions(reading: Reading) -> list[Union[Attention, Reason]]:
     return found
 
 
-def _found(reading: Reading, finder: Finder, node: Node, kind: str) -> Union[Attention, Reason]:
+def _found(reading: Reading, finder: Finder, node: Node, asked: Any) -> Union[Attention, Reason]:
     for last in (False, False, True):
         try:
-            found: Union[Attention, Reason] = finder.of(node, kind)
+            found: Union[Attention, Reason] = finder.of(node, asked)
         except Unclear as why:
             found = Reason(why.words, (why.node or node).line)
         except Mixes as mixes:
@@ -59,10 +59,6 @@ def _found(reading: Reading, finder: Finder, node: Node, kind: str) -> Union[Att
 
 
 _WHOLE = {"softmin": "softmin", "scaled_dot_product_attention": "fused", "multi_head_attention_forward": "torch"}
-
-
-def _kind_of(node: Node) -> Optional[str]:
-    return _WHOLE.get(node.name) or ("softmax" if _softmax_of(node) is not None else None)
 
 
 def _softmax_of(node: Node) -> Optional[tuple[Value, Any]]:
@@ -106,19 +102,20 @@ class Finder:
 
     def begin(self) -> None:
         """From the conditions that the reading has now."""
-        self.views = Views(self.reading.conditions, self.reading.sizes())
+        self.views = Views(self.reading)
         self.tables = Tables(self.views, self.contents)
         self.masks = MaskReader(self.views, self.tables)
         self.walk = Walk(self.views, self.tables)
 
-    def of(self, node: Node, kind: str) -> Attention:
-        if kind == "torch":
+    def of(self, node: Node, asked: Any) -> Attention:
+        """`asked`: one of the words of `_WHOLE`, or what `_softmax_of` tells."""
+        if asked == "torch":
             return self._torch(node)
-        if kind == "fused":
+        if asked == "fused":
             return self._fused(node)
-        if kind == "softmin":
+        if asked == "softmin":
             raise Unclear("softmin is not read: write softmax of -scores", node)
-        scores, axis = _softmax_of(node)  # type: ignore[misc]
+        scores, axis = asked
         if not isinstance(axis, int):
             several = isinstance(axis, (list, tuple))
             raise Unclear(

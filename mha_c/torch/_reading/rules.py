@@ -102,9 +102,9 @@ def shapes_of(name: str, args: Any, kwargs: Any, sizes: list[tuple[int, ...]], l
 
 
 def _checked(shape: Any, numbers: tuple[int, ...], log: Log) -> Shape:
-    if shape is not None and len(shape) == len(numbers):
+    if shape is not None:
         try:
-            if [*map(int.__index__, shape)] == [*numbers]:  # as plain numbers
+            if (*map(int.__index__, shape),) == numbers:  # as plain numbers
                 return tuple(shape)
         except TypeError:
             pass

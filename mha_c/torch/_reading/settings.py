@@ -342,7 +342,7 @@ class Settings:
         in_class = _in_classes(kind, name)
         own: Optional[dict[str, Any]] = getattr(owner, "__dict__", None) if kind.__dictoffset__ else None
         stores: tuple[Any, ...] = ()
-        if isinstance(owner, nn.Module) and own is not None:
+        if in_class is MISSING and own is not None and isinstance(owner, nn.Module):  # what Module.__getattr__ asks
             stores = tuple(own[x] for x in ("_parameters", "_buffers", "_modules") if x in own)
         if only_present and in_class is MISSING and not any(name in x for x in (own or {}, *stores)):
             return MISSING

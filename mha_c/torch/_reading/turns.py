@@ -86,12 +86,12 @@ def turned(views: Views, source: Value, front: int) -> Optional[tuple[Turn, Valu
 
     front   how many axes of it are in front of its features
     """
-    waits, nodes, by_table = {source}, dict[Node, None](), False
+    waits, nodes, by_table = {source}, dict[Node, list[Value]](), False
     while len(nodes) < _MOST:
         latest = max(waits, key=lambda value: -1 if value.node is None else value.node.number)
         if by_table and len(waits) == 1 and _is_as(views, latest, source, front):
             try:
-                turn = _FeatureSums(views, latest, front).turn(source)
+                turn = _FeatureSums(views, latest, front, nodes).turn(source)
             except _Other:
                 turn = None
             if turn is not None:
@@ -101,7 +101,7 @@ def turned(views: Views, source: Value, front: int) -> Optional[tuple[Turn, Valu
         if node is None or given is None:
             return None
         by_table = by_table or node.name == "mul"
-        nodes[node] = None
+        nodes[node] = given
         waits = (waits - {latest}) | {*given}
     return None
 
@@ -166,10 +166,12 @@ class _FeatureSums:
     """The features of values as sums of those of one value.
 
     Each is an array of tuples of (sign, feature, Column or None); of complex numbers a pair of such arrays.
+
+    followed   {a node: the values of which it makes something}
     """
 
-    def __init__(self, views: Views, start: Value, front: int) -> None:
-        self.views, self.front = views, front
+    def __init__(self, views: Views, start: Value, front: int, followed: dict[Node, list[Value]]) -> None:
+        self.views, self.front, self.followed = views, front, followed
         own = [((1, i, None),) for i in range(int(start.shape[-1]))]
         self.known: dict[Value, Any] = {start: (_array(own, (len(own),)),)}
 
@@ -188,7 +190,7 @@ class _FeatureSums:
 
     def _made(self, node: Node, value: Value) -> Any:
         name, front = node.name, self.front
-        given = [self.of(x) for x in _followed(self.views, node) or ()]
+        given = [self.of(x) for x in self.followed[node]]
         shape = _numbers(self.views, value.shape[front:])
         if shape is None:
             raise _Other
@@ -228,7 +230,7 @@ class _FeatureSums:
         return tuple(join(each, axis) for each in zip(*given))
 
     def _times(self, node: Node, value: Value, parts: Any, shape: tuple[int, ...]) -> Any:
-        moves, features = (_followed(self.views, node) or [value])[0], len(shape)
+        (moves,), features = self.followed[node], len(shape)
         table = next(x for x in node.values() if x is not moves)
         if "random" in self.views.behind(table):
             raise _Other

@@ -8,17 +8,18 @@ axes, and copies of shared heads are all the same thing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Optional
 
 import torch
 
 from .atoms import ONE, Atom, Mixes, Product, View, composed, is_dropping, merged, of_number, probability
-from .graph import Condition, Node, Value
+from .graph import Condition, Node, Reading, Value
 from .shapes import PERMUTING, einsum_terms, permutation
-from .sizes import Axis, Formula, evaluated, formula_of, plain
+from .sizes import Formula, evaluated, formula_of, plain
 
 _MOST = 40  # sizes that have to be the same
+_NOTHING: frozenset[str] = frozenset()
+_RANDOM = frozenset(("random",))
 
 
 # Functions whose result has the same elements.
@@ -35,16 +36,16 @@ VIEWS = SAME | SPLITS | _RESHAPES | _EXPANDS | _OTHERS | frozenset(PERMUTING)
 class Views:
     """Traces views of one reading, whose conditions say which sizes are the same."""
 
-    def __init__(self, conditions: list[Condition], sizes: Mapping[Axis, int]) -> None:
+    def __init__(self, reading: Reading) -> None:
         self._same: dict[Any, Any] = {}
-        self._sizes = sizes
+        self._graph, self._sizes = reading.graph, reading.sizes()
         self.assumed: list[Condition] = []  # what has to be so, beside the conditions
         self._products: dict[Any, Product] = {}
         self._views: dict[tuple[Value, bool], View] = {}
         self._wholes: dict[Value, View] = {}
         self._behind: dict[Value, frozenset[str]] = {}
         for _ in range(2):  # what follows from one may need another
-            for one in conditions:
+            for one in reading.conditions:
                 if isinstance(one.formula, Formula) and one.formula.name == "==" and one.outcome:
                     self._equal(*one.formula.parts)
 
@@ -57,13 +58,15 @@ class Views:
                 mine.remove(formula)
                 theirs.remove(formula)
         n, m = one.number, other.number
-        self._products.clear()
         if len(mine) == 1 and len(theirs) == 1 and n == m:
             self._same[mine[0]] = theirs[0]
         elif len(mine) == 1 and not theirs and m % n == 0:
             self._same[mine[0]] = m // n
         elif len(theirs) == 1 and not mine and n % m == 0:
             self._same[theirs[0]] = n // m
+        else:
+            return
+        self._products.clear()
 
     def assume(self, one: Product, other: Product, node: Optional[Node]) -> None:
         """Two sizes that are the same here have to be so in each call.  Mixes: they are not the same here."""
@@ -88,7 +91,6 @@ class Views:
             raise Mixes(node)  # it did not help
         self.assumed.append(Condition(Formula("==", (a, b)), True, None if node is None else node.line))
         self._equal(a, b)
-        self._products.clear()
         self._views.clear()
         self._wholes.clear()
 
@@ -142,18 +144,13 @@ class Views:
 
     def behind(self, value: Value) -> frozenset[str]:
         """The kinds of the leaves that a value is made of; "random" among them where something is drawn."""
-        stack = [value]
-        while stack:
-            one, node = stack[-1], stack[-1].node
-            waits = [] if node is None else [x for x in _numbers_of(node) if x not in self._behind]
-            if waits and one not in self._behind:
-                stack += waits
-                continue
-            stack.pop()
-            inner = () if node is None else _numbers_of(node)
-            own = {one.kind} if node is None else {"random"} if node.name == "dropout" else set()
-            self._behind[one] = frozenset(own).union(*[self._behind[x] for x in inner])
-        return self._behind[value]
+        known = self._behind
+        if not known:
+            known.update((leaf, frozenset((leaf.kind,))) for leaf in self._graph.leaves)
+            for node in self._graph.nodes:
+                kinds = _RANDOM if node.name == "dropout" else _NOTHING
+                known.update(dict.fromkeys(node.results, kinds.union(*[known[x] for x in _numbers_of(node)])))
+        return known[value]
 
     def whole(self, value: Value) -> View:
         """A value as a view of itself."""
