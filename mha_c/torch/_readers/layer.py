@@ -382,14 +382,14 @@ class _Fitted:
 
     def _check_rounding(self, node: Node) -> None:
         """No number may be rounded to a type that holds fewer digits than the inputs."""
-        after = [x.dtype for x in node.results[:1] if x.dtype.is_floating_point]
+        own = self.one.queries.source.dtype
+        after = node.results[0].dtype if node.results else own
+        if after is own or not after.is_floating_point:
+            return
         before = [x.dtype for x in node.values() if x.dtype.is_floating_point]
-        if after and before:
-            own = self.one.queries.source.dtype
-            finest = max(torch.finfo(own).eps, *(torch.finfo(x).eps for x in before))
-            if torch.finfo(after[0]).eps > finest:
-                words = f"{_named(node)} rounds to {_type_name(after[0])}, and the core computes as the inputs are"
-                raise Left(words, node.line)
+        if before and torch.finfo(after).eps > max(torch.finfo(x).eps for x in (own, *before)):
+            words = f"{_named(node)} rounds to {_type_name(after)}, and the core computes as the inputs are"
+            raise Left(words, node.line)
 
 
 def constructor_of(layer: CoreCall) -> str:

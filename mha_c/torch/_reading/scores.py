@@ -161,8 +161,8 @@ class Walk:
         elif node.name in ("matmul", "mv", "einsum") and len(values) == 2 and any(self._is_weight(x) for x in values):
             features, weight = values if self._is_weight(values[1]) else values[::-1]
         else:
-            found = contraction_of(node)
-            if node.name != "sum" or found is None or not any(self._is_weight(x) for x in (found.a, found.b)):
+            found = contraction_of(node) if node.name == "sum" else None
+            if found is None or not any(self._is_weight(x) for x in (found.a, found.b)):
                 return None
             features, weight = (found.a, found.b) if self._is_weight(found.b) else (found.b, found.a)
         try:

@@ -90,9 +90,11 @@ class Log:
         self.tell = tell
 
     def decide(self, formula: Any, outcome: bool) -> None:
+        if self.closed or (formula, outcome) in self.decided:
+            return
         if UNKNOWN in axes_of(formula):
             self.pin(formula)
-        elif (formula, outcome) not in self.decided and not self.closed:
+        else:
             self.decided[formula, outcome] = None
             self.tell(formula)
 

@@ -13,6 +13,7 @@ import numpy as np
 from .graph import Line, Node, Value
 from .shapes import _axis, _given
 from .sizes import formula_of
+from .sizing import same
 from .views import CASTS, ONE, SAME, Views
 
 
@@ -138,7 +139,8 @@ def _is_as(views: Views, value: Value, other: Value, front: int) -> bool:
 
 
 def _same_sizes(views: Views, one: Any, other: Any) -> bool:
-    return [*map(views.size, one)] == [*map(views.size, other)]
+    quickly = len(one) == len(other) and all(map(same, one, other))
+    return quickly or [*map(views.size, one)] == [*map(views.size, other)]
 
 
 def _numbers(views: Views, sizes: Any) -> Optional[tuple[int, ...]]:
