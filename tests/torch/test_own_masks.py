@@ -124,9 +124,14 @@ def test_what_rounds_or_follows_is_left_with_its_line(name):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_another_type_is_the_reason_and_other_calls_are_the_cores(dtype):
-    module = mt.convert(Own(lambda s, m: s + m).to(dtype).eval())
+    own, args = Own(lambda s, m: s + m).to(dtype).eval(), (torch.randn(2, 7, 32).to(dtype), torch.zeros(7, 7).to(dtype))
     with torch.no_grad():
-        module(torch.randn(2, 7, 32, dtype=dtype), torch.zeros(7, 7, dtype=dtype))
+        try:
+            own(*args)
+        except RuntimeError as error:  # older torch on a CPU
+            pytest.skip(str(error))
+        module = mt.convert(own)
+        module(*args)
         row = mt.report(module).as_dict()[""]
         assert row["way"] == "waits" and str(dtype)[6:] in row["reason"] and "float32" in row["reason"]
         module.float()

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._private import has_own_memory
+
 
 class DictKeys:
     """The names of a dict as the one value of another."""
@@ -69,7 +71,7 @@ def _parts_of(tensor: Tensor) -> Any:
         return ()
     bits = tensor.detach()
     whole = (bits.view(torch.int16) if bits.dtype is torch.bfloat16 else bits).numpy()
-    if whole.nbytes <= _ALL_OF or not tensor.untyped_storage().resizable():  # memory that is another's, as NumPy's
+    if whole.nbytes <= _ALL_OF or not has_own_memory(tensor):  # NumPy changes its numbers without a new version
         return (whole,)
     flat = whole.reshape(-1) if whole.flags.c_contiguous else whole[..., 0].reshape(-1)
     return flat[:_FIRST], flat[:: flat.size // _SOME + 1]
