@@ -212,13 +212,14 @@ else:
 
     quickly_on_cpu = on_cpu
 
-if _found("torch.UntypedStorage.resizable"):
 
-    def has_own_memory(tensor: Tensor) -> bool:
-        """Whether its numbers lie in memory of torch's own, not another's, as NumPy's."""
-        return bool(tensor.untyped_storage().resizable())
-else:
-    has_own_memory = _never  # nothing tells
+_has_resizable = _found("torch.UntypedStorage.resizable") is not None
+
+
+def has_own_memory(tensor: Tensor) -> bool:
+    """Whether its numbers are known to lie in memory of torch's own, not another's, as NumPy's."""
+    return _has_resizable and tensor.untyped_storage().resizable()
+
 
 # What two tensors of a type must have in common, in one call.
 quickly_seen: Any = operator.attrgetter(
