@@ -18,7 +18,7 @@ from .._reading.masks import Mask
 from .._reading.products import Projected, contraction_of
 from .._reading.sizes import formula_of
 from .._reading.turns import Turn
-from .letters import axes_of_source, letters_of, seen_through, view_of
+from .letters import axes_of_source, first_after, letters_of, seen_through, view_of
 
 if TYPE_CHECKING:
     from ..._types import Corner, EmptyRows
@@ -167,17 +167,7 @@ class _Fitted:
         if one.kind == "torch":
             raise Left("torch's own layer computes it", one.line)
         if one.values is None or one.output is None:
-            after = [
-                node
-                for node in (one.weights.users if one.weights is not None else ())
-                if node.name not in ("detach", "dropout")
-            ]
-            if len(after) == 1 and contraction_of(after[0]) is not None:
-                raise Left("the softmax goes over another axis than the one that its weights are summed over", one.line)
-            if len(after) == 1 and view_of(after[0], self.meanings) is None:
-                words = f"{_named(after[0])} follows the softmax, before its weights meet values"
-                raise Left(words, after[0].line)
-            raise Left("its weights meet no values", one.line)
+            raise self._without_values()
         self._check_type()
         self._check_writes()
         masks, causal, window = self._masks()
@@ -198,6 +188,20 @@ class _Fitted:
             dropout=one.dropout, out_dropout=out_dropout, result=result, kept=kept,
             line=one.line,
         )  # fmt: skip
+
+    def _without_values(self) -> Left:
+        """Why its weights meet no values."""
+        one, users = self.one, [*self.one.weights.users] if self.one.weights is not None else []
+        while len(users) == 1 and (view_of(users[0], self.meanings) is not None or users[0].name == "dropout"):
+            users = users[0].results[0].users
+        after = [node for node in users if node.name != "detach"] or users
+        if len(after) == 1 and contraction_of(after[0]) is not None:
+            return Left("the softmax goes over another axis than the one that its weights are summed over", one.line)
+        if len(after) == 1:
+            return Left(f"{_named(after[0])} follows the softmax, before its weights meet values", after[0].line)
+        return Left(
+            "it gives its weights, which meet no values in it" if not after else "its weights meet no values", one.line
+        )
 
     # --- Inputs ---------------------------------------------------------------------------------------------
 
@@ -329,6 +333,7 @@ class _Fitted:
             if before is None and node.name == "mean" and one.weights is not None:
                 before, averaged = node.values()[0], node
             if before is None:
+                node = first_after(node, ends, self.meanings)
                 raise Left(_what_follows(node), node.line)
             value = before
             path.insert(0, node)

@@ -64,6 +64,18 @@ def view_of(node: Node, meanings: dict[Any, str]) -> Optional[Value]:
     return None
 
 
+def first_after(node: Node, ends: Any, meanings: dict[Any, str]) -> Node:
+    """What is done first, on the way to a node, to one of the values whose ids these are."""
+    found = one = node
+    while one.values() and id(one.values()[0]) not in ends:
+        before = one.values()[0].node
+        if before is None:
+            return node
+        one = before
+        found = found if view_of(one, meanings) is not None else one
+    return found
+
+
 def seen_through(letters: str, nodes: list[Node]) -> str:
     """The letters of what views make of a tensor of these letters; "?" where an axis could not be followed.
 

@@ -134,6 +134,8 @@ class Output:
                 view = views._step(self.view, node, node.results[0])
             except Mixes:
                 return
+            if not views.covers(view):
+                return
             self.view, self.value = view, node.results[0]
             self.nodes.append(node)
 

@@ -158,6 +158,8 @@ class Finder:
     def _places(self, view: Optional[View], letters: list[list[Any]]) -> Any:
         """The letters along the axes of a view of the product, from those of the product's own axes."""
         assert view is not None
+        if not self.views.covers(view):
+            raise Unclear("a part of the scores, or of what their weights give, is left out")
         found = []
         for atoms in view.axes:
             place: list[Any] = []
@@ -183,6 +185,10 @@ class Finder:
         for step, place in zip(back.steps[::-1], places[::-1]):
             if step.kind == "scale":
                 later = times(later, step.what)
+            elif step.kind == "shift" and isinstance(step.what, Value):
+                own = self.masks.places_of(step.what, place)
+                if any(letter == "k" for letters in own for letter, _ in letters):
+                    raise Unclear("what is taken from the scores differs from key to key", step.node)
             elif step.kind == "tanh":
                 if softcap is not None:
                     raise Unclear("scores go through tanh, and what is done to them after is not read", step.node)

@@ -178,13 +178,14 @@ class MaskReader:
                 return self._condition(args[0], same if number else not same, places, node)
         joins = ("bitwise_or", "logical_or") if truth else ("bitwise_and", "logical_and", "mul")
         if name in joins and len(made.values()) == 2:
-            parts = [self._condition(x, truth, self._part(x, places), node) for x in made.values()]
+            parts = [self._condition(x, truth, self.places_of(x, places), node) for x in made.values()]
             return [mask for part in parts for mask in part]
         if name in ("lt", "le", "gt", "ge") and len(args) == 2:
             return self._lengths(made, truth, places)
         return None
 
-    def _part(self, x: Value, places: Any) -> Any:
+    def places_of(self, x: Value, places: Any) -> tuple[AxisLetters, ...]:
+        """The letters along the axes of what is broadcast to the scores."""
         return self._own_places(x, places[len(places) - len(x.shape) :])
 
     def _lengths(self, made: Node, truth: bool, places: Any) -> Optional[list[Mask]]:
@@ -205,7 +206,7 @@ class MaskReader:
         along = places[axis + rank - len(place.shape)]
         if tuple(letter for letter, _ in along) != ("k",):
             return None
-        own = self._part(lens, places)
+        own = self.places_of(lens, places)
         root, axes = self._root(lens, own)
         if any("k" in letters for letters in axes):
             return None
@@ -258,7 +259,12 @@ class MaskReader:
         """What a mask is a view of, and its letters; itself, where the view is no plain one."""
         view = self._view(value)
         inner = None if view is None or view.offsets else self._through(view, places)
-        if view is not None and inner is not None and self._covers(view) and self._same_numbers(value, view.source):
+        if (
+            view is not None
+            and inner is not None
+            and self.views.covers(view)
+            and self._same_numbers(value, view.source)
+        ):
             return view.source, _letters(inner)
         return value, _letters(places)
 
@@ -270,16 +276,6 @@ class MaskReader:
             or source.dtype is torch.bool
             or (not source.dtype.is_floating_point and value.dtype.is_floating_point)
         )
-
-    def _covers(self, view: View) -> bool:
-        """Whether all of the source is seen."""
-        seen = {atom.axis: ONE for atoms in view.axes for atom in atoms if atom.axis is not None}
-        for atoms in view.axes:
-            for atom in atoms:
-                if atom.axis is not None:
-                    seen[atom.axis] = seen[atom.axis].times(atom.size)
-        sizes = [self.views.size(n) for n in view.source.shape]
-        return all(size == ONE or seen.get(i) == size for i, size in enumerate(sizes))
 
     def _through(self, view: View, places: Any) -> Optional[tuple[AxisLetters, ...]]:
         """The letters along the axes of the source of a view."""

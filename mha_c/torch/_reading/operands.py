@@ -10,7 +10,9 @@ from .masks import Unclear
 from .products import Projected, Projection, composed, projection_of
 from .sizes import Ratio, Size
 from .turns import Turn, turned
-from .views import ONE, Atom, View
+from .views import CUTS, ONE, Atom, View
+
+_A_PART = "a part of its queries, keys or values is left out"
 
 
 def times(a: Any, b: Any) -> Any:
@@ -51,9 +53,10 @@ class Origin:
             if found is not None:
                 self.projection = found
                 self.nodes += found.nodes
-                return
-            if not (self._scaled(source) or self._turned(source)):
-                return
+            if found is not None or not (self._scaled(source) or self._turned(source)):
+                break
+        if not self.views.covers(self.view, () if self.projection is None else self.projection.result_features):
+            raise Unclear(_A_PART, self._cutting())
 
     def _through(self, inner: View) -> None:
         self.nodes += inner.nodes
@@ -112,6 +115,11 @@ class Origin:
         found = Operand(self.value, axes, kept, source_axes, projected, self.turn, self.scale, heads, tuple(self.nodes))
         return found, places
 
+    def _cutting(self) -> Node:
+        """The node that takes a part."""
+        cuts = [node for node in self.nodes if node.name in CUTS]
+        return cuts[0] if cuts else self.value.node  # type: ignore[return-value]
+
     def _d_axis(self) -> Optional[int]:
         for letter, atoms in zip(self.letters, self.view.axes):
             if letter == "d" and atoms:
@@ -168,7 +176,7 @@ class Origin:
         assert projection is not None
         axes = projection.result_features
         if any(i not in axes for i in self.view.offsets):
-            raise Unclear("a part of the inputs is left out", self.value.node)
+            raise Unclear(_A_PART, self._cutting())
         sides: Any = [], []  # the atoms of heads, of features
         for letter, atoms in zip(self.letters, self.view.axes):
             sides[letter == "d"].extend(atom for atom in atoms if atom.axis in axes)
@@ -220,7 +228,7 @@ class Origin:
                 if found[atom.axis] and found[atom.axis] != letters:
                     return projection.source, tuple(own)
                 found[atom.axis] = letters
-        if view.offsets or any(len(atoms) > 1 for atoms in view.axes):
+        if view.offsets or any(len(atoms) > 1 for atoms in view.axes) or not self.views.covers(view):
             return projection.source, tuple(own)
         return view.source, tuple(found)
 

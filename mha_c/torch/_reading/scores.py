@@ -10,7 +10,7 @@ from .graph import Node, Value
 from .masks import Unclear, is_number
 from .products import contraction_of
 from .tables import Tables
-from .views import CASTS, Mixes, Product, View, Views
+from .views import CASTS, Mixes, Product, View, Views, merged
 
 # Functions that scores may go through; through any other there is no product behind a softmax.
 _ALONG = frozenset((
@@ -60,7 +60,7 @@ class Walk:
         """Unclear: there is no product of two values behind them, or something else was done to them."""
         loose = not self._leads(scores, False)
         if loose and not self._leads(scores, True):
-            raise Unclear("no product of queries and keys is behind this softmax", scores.node)
+            raise self._stranger(scores)
         chain: list[tuple[Value, ScoreOperation]] = []
         value = scores
         while True:
@@ -101,6 +101,15 @@ class Walk:
             if self.views.now(whole) != self.views.size(size):
                 raise Unclear("scores are broadcast to more than they are", step.node)
         return view.with_axes(axes)
+
+    def _stranger(self, scores: Value) -> Unclear:
+        """What stands between a softmax and the product of queries and keys, or that there is none."""
+        value, last = scores, scores.node
+        while value.node is not None and value.node.values():
+            last, value = value.node, value.node.values()[0]
+            if self._leads(value, False):
+                return Unclear(f"scores go through {last.name.strip('_')} before the softmax", last)
+        return Unclear("no product of queries and keys is behind this softmax", scores.node)
 
     # --- Where a product is -------------------------------------------------------------------------------------
 
@@ -208,11 +217,11 @@ class Walk:
         if not first:
             raise Unclear("scores are taken from something", node)
         if is_number(other) or self._is_maximum(other):
-            return ScoreOperation("shift", node), lead
+            return ScoreOperation("shift", node, other), lead
         return ScoreOperation("add", node, other, -1.0), lead
 
     def _is_maximum(self, other: Any) -> bool:
-        """The largest score of each row, which a softmax does not see."""
+        """The largest of some numbers: of each row, a softmax does not see it."""
         while (
             isinstance(other, Value)
             and other.node is not None
@@ -278,6 +287,15 @@ class Walk:
             raise Unclear("hidden scores become what is no number", node)
         return float(said)  # type: ignore[arg-type]
 
+    def _in_order(self, one: Value, other: Value) -> bool:
+        """Whether two views of one tensor have its numbers in one order."""
+        try:
+            views = self.views.of(one), self.views.of(other)
+        except Mixes:
+            return False
+        orders = [merged([atom for atoms in view.axes for atom in atoms]) for view in views]
+        return views[0].source is views[1].source and orders[0] == orders[1]
+
     def _of_aliased(self, node: Node, loose: bool) -> tuple[ScoreOperation, Value]:
         before, written = node.args
         sizes = [1, 1]
@@ -286,4 +304,6 @@ class Walk:
                 sizes[i] *= int(n)
         if sizes[0] != sizes[1]:
             raise Unclear("a part of the scores is written through a view", node)
+        if not self._in_order(before, written.node.writes):
+            raise Unclear("scores are written through a view that turns them", node)
         return ScoreOperation("view", node), written

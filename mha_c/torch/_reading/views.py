@@ -26,6 +26,7 @@ _RANDOM = frozenset(("random",))
 SAME = frozenset(("contiguous", "clone", "alias", "positive"))
 CASTS = frozenset(("to", "cpu", "float", "double", "half", "bfloat16", "type", "type_as", "bool", "int", "long"))
 SPLITS = frozenset(("chunk", "split", "unbind", "split_with_sizes", "unsafe_chunk"))
+CUTS = SPLITS | {"__getitem__", "select", "narrow"}
 _RESHAPES = frozenset(("view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "ravel"))
 _EXPANDS = frozenset(("expand", "expand_as", "broadcast_to"))
 _LIKE = frozenset(("ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full", "new_tensor"))
@@ -228,6 +229,16 @@ class Views:
             index = [slice(None)] * (int(axis) % len(args[0].shape)) + [slice(start, start + length)]
             return self._by_index(view, index, node)
         raise Mixes(node)
+
+    def covers(self, view: View, but: tuple[int, ...] = ()) -> bool:
+        """Whether all of the source is seen, on all axes `but` these."""
+        seen: dict[int, Product] = {}
+        for atoms in view.axes:
+            for atom in atoms:
+                if atom.axis is not None:
+                    seen[atom.axis] = seen.get(atom.axis, ONE).times(self.now(atom.size))
+        sizes = {i: self.now(self.size(n)) for i, n in enumerate(view.source.shape) if i not in but}
+        return all(size in (ONE, seen.get(i)) for i, size in sizes.items())
 
     def reshaped(self, axes: Any, shape: Any, node: Node) -> tuple[tuple[Atom, ...], ...]:
         atoms, found = [atom for axis in axes for atom in axis], []
