@@ -6,11 +6,12 @@ from typing import Any, NamedTuple, Optional
 
 import torch
 
+from .atoms import merged
 from .graph import Node, Value
 from .masks import Unclear, is_number
 from .products import contraction_of
 from .tables import Tables
-from .views import CASTS, Mixes, Product, View, Views, merged
+from .views import CASTS, Mixes, Product, View, Views
 
 # Functions that scores may go through; through any other there is no product behind a softmax.
 _ALONG = frozenset((
