@@ -66,6 +66,8 @@ HIDE = {
     "lowest": (lambda s, m: s.masked_fill(causal(s) | (m[:, None, None] == 0), LOWEST), kept, 0),
     "numbers": (lambda s, m: s + (1.0 - m[:, None, None]) * -1e9, kept, 0),
     "numbers_in_part": (lambda s, m: s + (1.0 - m[:, None, None]) * -2e3, of_parts, 0),
+    "float32": (lambda s, m: s + (1.0 - m[:, None, None]) * -1e9, lambda *of: kept(*of).float(), 0),
+    "whole_numbers": (lambda s, m: s + (1 - m.long()[:, None, None]) * -(10**9), kept, 0),
     "condition": (lambda s, m: s + (causal(s) | (m[:, None, None] == 0)).double() * -1e9, kept, 0),
     "no_zero": (lambda s, m: s + (causal(s) | (m != 0)).double() * -1e9, given, 0),
     "of_no_zero": (lambda s, m: s + torch.zeros_like(s).masked_fill(causal(s) | (m != 0), -1e9), given, 0),

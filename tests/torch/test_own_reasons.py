@@ -43,6 +43,13 @@ class KeepsScores(Own):
         return s
 
 
+class GivesScores(Own):
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (4, 8)).transpose(1, 2) for y in self.qkv(x).split(32, dim=2))
+        s = q @ k.transpose(-2, -1) / 8**0.5
+        return self.o((s.softmax(-1) @ v).transpose(1, 2).flatten(2)), s
+
+
 class Clamps(Own):
     def weights(self, w):
         return w.clamp(min=1e-9)
@@ -59,6 +66,7 @@ class Tempers(Own):
     [
         (KeepsLoss, "it keeps aux, which is not its weights", "self.aux = -(w"),
         (KeepsScores, "it keeps aux, which is not its weights", "self.aux = s"),
+        (GivesScores, "it gives what comes before the softmax", "s = q @ k"),
         (Clamps, "clamp follows the softmax, before its weights meet values", "w.clamp(min=1e-9)"),
         (Tempers, "a tensor scales the scores", ".softmax(-1)"),
     ],

@@ -94,15 +94,16 @@ class CallMasks:
         if mask.sense == "lengths":
             return self._lengths(mask)
         made, arrange = self._made(mask.value), self._arrange(mask)
-        keeps, hides, factor = mask.sense == "keep", mask.sense == "hide", mask.factor
+        keeps, hides, factor, query = mask.sense == "keep", mask.sense == "hide", mask.factor, self.query
 
         def make(tensors: Any) -> Tensor:
             value = made(tensors)
             if keeps or hides:
                 value = value if value.dtype is torch.bool else value != 0
                 value = ~value if hides else value
-            elif factor != 1:
-                value = value * factor
+            else:  # torch adds numbers of another type as those of the scores
+                value = value.to(tensors[query].dtype)
+                value = value * factor if factor != 1 else value
             return value if arrange is None else arrange(value)
 
         return make

@@ -334,7 +334,7 @@ class _Fitted:
                 before, averaged = node.values()[0], node
             if before is None:
                 node = first_after(node, ends, self.meanings)
-                raise Left(_what_follows(node), node.line)
+                raise Left(_GIVES_SCORES if node in one.nodes else _what_follows(node), node.line)
             value = before
             path.insert(0, node)
         what = ends[id(value)]
@@ -447,4 +447,4 @@ def _plain(number: Any) -> Any:
     return float(number) if isinstance(number, (int, float)) else number
 
 
-_NEAR = 1e-6
+_NEAR, _GIVES_SCORES = 1e-6, "it gives what comes before the softmax"
