@@ -9,6 +9,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 _COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
@@ -232,10 +233,11 @@ def _ranges(node: Any, names: Scope) -> Iterator[Edit]:
 
 def _interleaved(node: Any, _: Scope) -> Iterator[Edit]:
     """(head_dim, heads), transposed, as (heads, head_dim)."""
-    if not (isinstance(node, ast.Call) and _called(node) in ("transpose", "permute") and _is_method(node)):
+    if not (isinstance(node, ast.Call) and _called(node) in ("transpose", "permute")):
         return
-    func: Any = node.func
-    made = func.value
+    made: Any = getattr(node.func, "value", None)
+    if not isinstance(made, ast.Call):
+        return
     if _called(made) in ("view", "reshape") and len(made.args) == 4:
         one, two, three, four = map(ast.unparse, made.args)
         start = f"{ast.unparse(made.func)}({one}, {two}, {four}, {three})"
@@ -245,11 +247,6 @@ def _interleaved(node: Any, _: Scope) -> Iterator[Edit]:
     else:
         return
     yield _edit(node, f"{start}.swapaxes(1, 2)")
-
-
-def _is_method(node: Any) -> bool:
-    """Whether it is a method of what another method gave."""
-    return isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call)
 
 
 def _numbers_beside(node: Any, _: Scope) -> Iterator[Edit]:
@@ -263,7 +260,7 @@ def _numbers_beside(node: Any, _: Scope) -> Iterator[Edit]:
         yield from (_edit(node, str(x)) for x in others if x not in (n, n - 1, n + 1))
 
 
-def _symbols(node: Any, _: Scope) -> Iterator[Edit]:
+def _symbols(node: Any, _: Scope, others: str = "+-*/") -> Iterator[Edit]:
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
         yield Edit(_end(node.targets[0]), node.value.col_offset, " += ")
     if isinstance(node, ast.BinOp) and type(node.op) in _SYMBOLS:
@@ -271,7 +268,8 @@ def _symbols(node: Any, _: Scope) -> Iterator[Edit]:
         if isinstance(node.right, ast.BinOp):
             right = f"({right})"
         opposite = own == "-" and _number(node.left) == 1  # of a mask, or of a rate
-        yield from (_edit(node, f"{left} {each} {right}") for each in "+-*/" if each != own and not opposite)
+        others = "*" if own == "/" else others  # the same number added to a row makes the same softmax
+        yield from (_edit(node, f"{left} {each} {right}") for each in others if each != own and not opposite)
 
 
 def _without(node: Any, _: Scope) -> Iterator[Edit]:
@@ -385,9 +383,9 @@ def _letters(node: Any, _: Scope) -> Iterator[Edit]:
 def _normalised(node: Any, _: Scope) -> Iterator[Edit]:
     """What is given a name, divided by its sum; or softmax of it."""
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
-        value = ast.unparse(node.value)
-        yield _edit(node.value, f"{value} / ({value}).sum(-1, keepdims=True)")
-        yield _edit(node.value, f"({value}).softmax(-1)")
+        value, whole = ast.unparse(node.value), _inner(node.value)
+        yield _edit(node.value, f"{value} / {whole}.sum(-1, keepdims=True)")
+        yield _edit(node.value, f"{whole}.softmax(-1)")
         yield _edit(node.value, f"softmax({value})")
 
 
@@ -425,14 +423,16 @@ _ALL = (
 # What mends the mistakes whose ids start so.
 _MENDS = {
     ("scale_", "scaled", "no_scale"): (
-        _axes, _roots, _symbols, _other_names, _without, _numbers_beside, _with_scale, _features,
+        _axes, _roots, partial(_symbols, others="*/"), _other_names, _without, _numbers_beside, _with_scale, _features,
     ),
     ("softmax_axis", "max_axis"): (_axes, _letters, _orders),
-    ("softmax_", "no_softmax", "mean_", "argmax", "log_", "uniform", "relu", "softmin", "chunk_", "no_rescale"): (
+    ("no_softmax",): (_normalised, _calls, _in_functions, _without, _symbols),
+    ("softmax_", "mean_", "argmax", "log_", "uniform", "relu", "softmin", "chunk_", "no_rescale"): (
         _calls, _without, _normalised, _numbers_beside, _symbols, _axes, _in_functions,
     ),
     ("mask_", "lens_", "sees_", "hides_", "causal_", "window_", "together", "no_mask"): (
-        _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, _symbols, _other_names, _ranges,
+        _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, partial(_symbols, others="+-*"),
+        _other_names, _ranges,
     ),
     ("swapped", "no_projection", "no_output", "weights_", "no_values", "no_w_v", "no_tanh", "no_transpose"): (
         _other_names, _orders, _numbers_beside, _letters, _turned, _wrapped, _in_layers, _in_functions, _products,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,7 +23,7 @@ from ..asking.comparing import equal, output
 from ..asking.mistakes import BookForm, function
 from ..asking.rounds import Run
 from .edits import Edit, Scope, edits, is_of_number
-from .noting import Place, functions_noted, traced, written_by_them
+from .noting import Place, forget_results, functions_noted, room_of, traced, written_by_them
 
 _MOST = 400  # changes that are tried for one answer: none of some 300 that were found was beyond the 340th
 _MORE = 150  # and after the first that makes all right, for one that costs less
@@ -36,7 +35,11 @@ _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is trie
 _AS_IT_IS = ("mask_after_softmax", "no_rescale")  # another change of one line would only hide it
 _IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
 _SAYS_NOTHING = re.compile(r"(?:transpose|swapaxes)\((-?\d), ?\1\)")  # a change that only hides the call
+# What undoes itself, or adds nothing.
+_UNDONE = re.compile(r"\.T\.T\b|(\.(?:transpose|swapaxes)\(-?\d, ?-?\d\))\1| [-+] 0(?= *(?:[\])},:;]|$))")
 _MAXIMUM = re.compile(rb"(?<!soft)max(imum)?\(")
+_LESS_MAXIMUM = re.compile(r"exp\([^()]* - ")
+_PRODUCT = re.compile(rb"@|matmul|bmm|einsum|dot\(")
 _OF_ROWS = re.compile(rb"\b\w*q\w*\s*[@,]\s*\w*k\w*\.", re.IGNORECASE)  # a row of scores is of a query
 
 
@@ -109,15 +112,22 @@ def _changes(theirs: _Function, number: int, id: str) -> Iterator[tuple[int, _Ca
         size, is_of_call = _size(edit, raw) + _is_new_sign(edit, raw), b"(" in raw[edit.start : edit.end]
         # What is missing at the end is missing in the call itself, not in a helper.
         helps = id.startswith("no_output") and theirs.made.__name__ not in ("forward", "__call__", "call")
-        cost = (_misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
-        last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + (cost[0] > 0))
-        text = (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode()
-        if _SAYS_NOTHING.search(text) or (
-            edit.is_of_name and _MAXIMUM.search(raw)
-        ):  # any maximum makes the same softmax
+        elsewhere = id.startswith("no_scale") and _PRODUCT.search(raw) is None
+        cost = (elsewhere, _misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
+        last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + (cost[1] > 0))
+        text = _UNDONE.sub("", (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode())
+        if _SAYS_NOTHING.search(text) or text == raw.decode() or _is_of_maximum(edit, raw, text, id):
             continue
         likely = 2 * is_of_number(edit, raw) + 2 * ("->" in edit.text)  # an axis, a sign; more so, letters of einsum
+        likely += _LARGE * (id.startswith("no_softmax") and ".sum(-1" in edit.text)
         yield min(size, _LARGE) + last - likely, _Candidate(cost, theirs, number, text)
+
+
+def _is_of_maximum(edit: Edit, line: bytes, text: str, id: str) -> bool:
+    """Whether it changes the maximum that is subtracted before exp: any makes the same softmax, and none as well."""
+    if not id and _LESS_MAXIMUM.search(line.decode()) and not _LESS_MAXIMUM.search(text):
+        return True
+    return _MAXIMUM.search(line) is not None and (edit.is_of_name or (not id and b"exp(" not in line))
 
 
 def _size(edit: Edit, line: bytes) -> int:
@@ -158,12 +168,13 @@ def _is_right_with(run: Run, right: Sequence[Any], change: _Candidate) -> bool:
     code = change.of.compiled(change.number, change.text)
     if code is None:
         return False
-    layers = run.student.layers if change.of.made.__name__ == "__init__" else None
+    layers, entry = run.student.layers if change.of.made.__name__ == "__init__" else None, run.student.entry
     order = sorted(_that_count(run), key=lambda i: equal(run.outcomes[i], run.right[i]))
     met = []
     try:
         with _instead(change.of.made, code):
             for i in order:
+                forget_results(run.student.mine)
                 met.append(run.probes[i])
                 if layers is not None:
                     layers.remake(run.probes[i])
@@ -172,6 +183,8 @@ def _is_right_with(run: Run, right: Sequence[Any], change: _Candidate) -> bool:
     except Exception:  # what its class makes then may be no layer
         return False
     finally:
+        forget_results(run.student.mine)
+        run.student.entry = entry
         for inputs in met:
             if layers is not None:
                 layers.remake(inputs)
@@ -293,6 +306,7 @@ def _functions_of(run: Run) -> list[_Function]:
 def _lines_that_ran(run: Run) -> list[tuple[_Function, int]]:
     """The lines of the functions that ran for a probe that differs."""
     inputs = next(x for x, got, right in zip(run.probes, run.outcomes, run.right) if not equal(got, right))
+    forget_results(run.student.mine)
     with functions_noted() as ran:
         if run.student.layers is not None:
             run.student.layers.remake(inputs)
@@ -306,9 +320,8 @@ def _functions(mine: Any) -> Iterator[FunctionType]:
     call = mine if isinstance(mine, (type, FunctionType)) else getattr(mine, "__func__", type(mine))
     if isinstance(call, FunctionType):
         yield call
-    module = sys.modules.get(getattr(call, "__module__", ""))
-    room = getattr(call, "__globals__", None) or vars(module or sys)
-    for held in [call, *room.values()]:
+    for held in [call, *room_of(mine).values()]:
+        held = getattr(held, "__wrapped__", held)
         if isinstance(held, FunctionType):
             yield held
         elif isinstance(held, type):

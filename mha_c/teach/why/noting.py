@@ -10,7 +10,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import _lru_cache_wrapper
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -153,6 +155,20 @@ def _is_told_where(frame: Any) -> bool:
 def written_by_them(file: str) -> bool:
     """Whether a file of a traceback is the student's, and no library's."""
     return not file.startswith((_PACKAGE, "<__", "<frozen")) and "-packages" not in file
+
+
+def room_of(mine: Any) -> dict[str, Any]:
+    """The names of the file in which something of a student's was made."""
+    call = mine if isinstance(mine, (type, FunctionType)) else getattr(mine, "__func__", type(mine))
+    room: Optional[dict[str, Any]] = getattr(call, "__globals__", None)
+    return room or vars(sys.modules.get(getattr(call, "__module__", ""), sys))
+
+
+def forget_results(mine: Any) -> None:
+    """Empty what functions of a student's file keep by functools.cache: else their lines run once."""
+    for held in room_of(mine).values():
+        if isinstance(held, _lru_cache_wrapper) and written_by_them(held.__wrapped__.__code__.co_filename):
+            held.cache_clear()
 
 
 def error_place(error: Any) -> Optional[Place]:
