@@ -20,7 +20,7 @@ from ..asking.results import NoOutput
 from ..asking.rounds import Run
 from ..asking.student import Student
 from ..why.noting import error_place
-from ..why.own_lines import constructor_line, nan_line, one_line, own_lines, random_lines, up_to
+from ..why.own_lines import constructor_line, line_of_second, nan_line, one_line, own_lines, random_lines, up_to
 from ..words.sentences import said, say
 from .explaining import Explained, where
 
@@ -138,12 +138,15 @@ def _masks_in_place(student: Student, name: str, before: Any, now: Any) -> bool:
     )
 
 
-def _notes(run: Run, form: BookForm) -> list[str]:
+def _notes(run: Run, form: BookForm, tells_pairs: bool = True) -> list[str]:
+    """Of a call in one way; `tells_pairs`: its numbers say which numbers rope turns as pairs."""
     notes = []
     student, layout = run.student, run.way.layout
     if any(outcome.changed for outcome in run.outcomes) and student.kind == "masked_softmax":
         notes += [say("note_writes")]
-    if run.way.mask is not None and run.asked.role == "mask":
+    ran = [x for x, outcome in zip(run.probes, run.outcomes) if outcome.error is None]
+    told = any(isinstance(x.get("mask"), np.ndarray) for x in ran)  # what raises with any mask says nothing of it
+    if run.way.mask is not None and run.asked.role == "mask" and told:
         notes += [say("note_mask", argument=run.asked.parameter, says=run.way.mask.says)]
     if student.mask == "none":
         notes += [say("note_mask_none")]
@@ -161,7 +164,7 @@ def _notes(run: Run, form: BookForm) -> list[str]:
         notes += [say("note_lens_of_items", argument=run.asked.parameter)]
     if student.entry:
         notes += [say("note_entry", entry=student.entry)]
-    if student.kind == "rope":
+    if student.kind == "rope" and tells_pairs:
         notes += [say("note_halves" if form.halves else "note_pairs")]
     if "rope" in form.functions[:-1]:
         notes += [say("note_rotary", pairs=said("halves" if form.halves else "neighbours"))]
@@ -231,7 +234,8 @@ def known(found: Explained, notes: Sequence[str]) -> Answer:
         start = say("within", form=said(found.within), says=_both("and", clauses))
     else:
         start = say("in_one" if len(clauses) == 1 else "in_two", says=_both("and", clauses))
-    own = own_lines(run, form, found.mistakes)
+    keys_alone = found.mistakes[0].id == "keys_not_rotated" and run.asked.role == "second"
+    own = line_of_second(run) if keys_alone else own_lines(run, form, found.mistakes)
     lines = [*own, *([] if own else [Lines(plain[place], texts[place]) for place in here])]
     read = say("read", sections=_both("also", [said(SECTIONS[place]) for place in places]))
     shapes = [i for i in found.left if run.outcomes[i].error is None]
@@ -245,7 +249,8 @@ def known(found: Explained, notes: Sequence[str]) -> Answer:
     told = errors or _error(run, function(form))  # those that the mistakes explain, too: a student has met them
     theirs = _as_they_mean(run, [each.id for each in found.mistakes])
     parts = [start, *lines, *_example(run), *told, *left, *beside, read]
-    return Answer(ids, parts, [*notes, *_notes(theirs, form)], _mask([theirs]))
+    turned = not {"no_rotation", "keys_not_rotated"} & {*ids}
+    return Answer(ids, parts, [*notes, *_notes(theirs, form, turned)], _mask([theirs]))
 
 
 def _as_they_mean(run: Run, mistakes: Sequence[str]) -> Run:
@@ -351,7 +356,7 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
     section = say("read", sections=said(SECTIONS[run.form.called]))
     others = [i for i, each in enumerate(run.outcomes) if not equal(each, run.right[i])]
     errors = [i for i in others if run.outcomes[i].error is not None]
-    notes = [*notes, *_notes(run, run.form)]
+    notes = [*notes, *_notes(run, run.form, tells_pairs=False)]
     strange = student.unknown or _given_nothing(run)
     if len(errors) == all_of and strange:
         words = say("not_understood", name=student.name, arguments=", ".join(strange))

@@ -4,16 +4,18 @@ the book's line.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from ..asking.answers import OwnLine
-from ..asking.mistakes import BookForm, Mistake
+from ..asking.mistakes import BookForm, Mistake, sources
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
 from ..words.sentences import said, say
@@ -138,6 +140,26 @@ def _of_a_call(run: Run) -> tuple[Optional[Trace], list[Operation]]:
     return trace, [x for x in trace.steps if x.place.function != "__init__"] if trace is not None else []
 
 
+def line_of_second(run: Run) -> list[OwnLine]:
+    """The line that gives the second of a returned pair its name; else the line that returns both."""
+    mine = run.student.mine
+    call = mine if inspect.isroutine(mine) else getattr(mine, "forward", mine)
+    try:
+        lines, first = inspect.getsourcelines(call)
+        nodes = [*ast.walk(ast.parse(dedent("".join(lines))))]
+    except (OSError, TypeError, SyntaxError):
+        return []
+    returned = [x for x in nodes if isinstance(x, ast.Return)]
+    pairs = [(x, x.value.elts) for x in returned if isinstance(x.value, ast.Tuple) and x.value.elts[1:]]
+    if not pairs:
+        return []
+    last, (_, each, *_) = pairs[-1]
+    second = ast.dump(each).replace("Load", "Store")
+    named = [x for x in nodes if isinstance(x, ast.Assign) and second in map(ast.dump, x.targets)]
+    at = [last, *named][-1].lineno - 1
+    return [_line(WrongLine(Place(inspect.getsourcefile(call) or "", first + at, lines[at].strip(), "")))]
+
+
 def constructor_line(run: Run) -> list[OwnLine]:
     """The line of a class that makes torch's MultiheadAttention, and the same with batch_first=True."""
     found = line_of_class(run, r"MultiheadAttention\(.*\)\s*$")
@@ -199,7 +221,12 @@ def found_for(
 
 
 def _books_line(form: BookForm, mistakes: Sequence[Mistake], number: int) -> str:
-    return next((each.book for each in changed(form, mistakes, number)), "")
+    line = next((each.book for each in changed(form, mistakes, number)), "")
+    if mistakes[number].id.startswith("scale_") and "sqrt" not in line:  # what is called with other queries
+        texts = (sources(form) or {}).values()
+        scaled = (x.strip() for text in texts for x in text.splitlines() if "scores = " in x and "sqrt" in x)
+        return next(scaled, line)
+    return line
 
 
 def likeliest(tried: list[Run]) -> list[Run]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from difflib import SequenceMatcher
@@ -15,7 +16,7 @@ from ..asking.forms import parts
 from ..asking.mistakes import BookForm, Mistake, function, sources
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
-from .noting import Place, Trace, lines_noted, tensors_noted, written_by_them
+from .noting import Place, Trace, forget_results, lines_noted, tensors_noted, written_by_them
 
 
 def student_trace(run: Run, inputs: Inputs) -> Optional[Trace]:
@@ -37,6 +38,7 @@ def noted(run: Run, inputs: Inputs, trace: Trace, remade: bool = True) -> Any:
     given = {name: trace.input(x) if hasattr(x, "shape") and hasattr(x, "dtype") else x for name, x in given.items()}
     # What torch.empty gives a constructor may hold any number: what is noted of it warns nobody.
     noting = tensors_noted(trace) if way.tensors else nullcontext()
+    forget_results(student.mine)
     with np.errstate(all="ignore"), noting, lines_noted(trace) if remade else nullcontext():
         if student.layers is not None and remade:
             student.layers.remake(inputs)
@@ -101,9 +103,17 @@ def changed(form: BookForm, mistakes: Sequence[Mistake], number: int) -> list[Ch
         one, two = before.get(name, "").splitlines(), after[name].splitlines()
         for tag, i, j, k, m in SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
             if tag != "equal":
-                theirs = next((x for x in one[i:j] if not x.startswith("def ")), one[i] if i < len(one) else "")
+                theirs = next((x for x in one[i:j] if not x.startswith("def ")), "")
+                theirs = theirs or _reads(one[i:], two[k:m])
                 found += [ChangedLine(name, n + 1, theirs.strip(), m == k) for n in range(k, max(m, k + 1))]
     return [each for each in found if not each.book.startswith("def ")]
+
+
+def _reads(lines: Sequence[str], added: Sequence[str]) -> str:
+    """The first of the book's lines that reads what added lines give another meaning; else the first."""
+    names = {name for text in added for name in re.findall(r"\w+", text.partition("=")[0])}
+    reading = (x for x in lines if names & {*re.findall(r"\w+", x.partition(" = ")[2] or x)})
+    return next(reading, lines[0] if lines else "")
 
 
 # ---- probes ----------------------------------------------------------------------------------------------------------
