@@ -170,6 +170,12 @@ def says_steps_first(mine: Any) -> bool:
     return bool(_STEPS_FIRST.search(text)) and not _BATCH_FIRST.search(text)
 
 
+def has_bool_masks_apart(mine: Any) -> bool:
+    """Whether code has lines of its own for masks of True and False, beside those for masks of numbers."""
+    text = _text_of(mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine))
+    return re.search(r"\.dtype\s*(==|is)\s*(torch|np)\.bool", text) is not None
+
+
 @lru_cache(maxsize=4)  # Python reads a whole file to find a class in it, and an answer asks several times
 def _text_of(mine: Any) -> str:
     try:

@@ -11,7 +11,7 @@ from ..._arguments.calls import is_refusal, refuses_at_the_call
 from ..asking import masks
 from ..asking.answers import Answer, failed
 from ..asking.comparing import equal, is_misshapen
-from ..asking.forms import LAYOUTS, NARROWER, says_steps_first
+from ..asking.forms import LAYOUTS, NARROWER, has_bool_masks_apart, says_steps_first
 from ..asking.kinds import reason
 from ..asking.making import CannotAsk, Unmade
 from ..asking.mistakes import BookForm
@@ -154,7 +154,8 @@ def _with_other_sizes(student: Student, answer: Answer, means: Optional[str], no
         return answer
     for other in others(student):
         found = _compared(other, means, notes)
-        if not _OF_SIZES & {*found.mistakes}:
+        # Of another width two mistakes may explain what this width alone does.
+        if not _OF_SIZES & {*found.mistakes} and not (other.width and len(found.mistakes) > 1):
             return found
     return answer
 
@@ -208,6 +209,9 @@ def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[
     if one is not None:
         if one[0].way.layout == "item" and student.has_weights and _steps_first(one[0]):
             raise _Wrong(over_the_batch(_of_a_batch(one[0]), notes))
+        apart = _of_bool_masks(one[0]) if means is None else []
+        if apart and _right_run(apart) is None:
+            raise _Wrong(_wrong(apart, notes))
         return one
     more = [say("note_chosen", choice=f"{asked.parameter}=True")] if after_others else []
     try:
@@ -220,6 +224,14 @@ def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[
         if one is None:
             raise
         return one
+
+
+def _of_bool_masks(run: Run) -> list[Run]:
+    """Of what is right with a mask that is added, and has lines of its own for True and False: the runs of these."""
+    if run.way.mask is None or run.way.mask.means != "add" or not has_bool_masks_apart(run.student.mine):
+        return []
+    tried = [each for means in ("attend", "hide") for each in runs(run.student, run.asked, means, _equals)]
+    return [each for each in tried if each.way.mask is not None and each.way.mask.type == "bool"]
 
 
 def _right_one(tried: list[Run], notes: list[str]) -> _Found:
@@ -277,7 +289,7 @@ def _wrong(tried: list[Run], notes: list[str]) -> Answer:
     if all(map(is_nan, tried[:1])):
         cause = despite_nan(tried)
         return nan(tried[0], notes) if cause is None else known(cause, notes)
-    runs_right = next(filter(_is_right_where_it_runs, tried), None)
+    runs_right = next(filter(_is_right_where_it_runs, tried), None) or _right_but_for_masks(tried)
     if runs_right is not None:
         return unknown(runs_right, notes)
     found = explanation(tried, lambda: fixed_scale(tried), lambda: mended_line(tried))
@@ -294,6 +306,21 @@ def _is_right_where_it_runs(run: Run) -> bool:
     ran = [(x, y, z) for x, y, z in zip(run.outcomes, run.right, run.probes) if x.error is None]
     hides = any(isinstance(z.get("mask", z.get("valid_lens")), np.ndarray) for _, _, z in ran)
     return bool(errors) and len(ran) > 1 and hides and all(equal(x, y) for x, y, _ in ran)
+
+
+def _right_but_for_masks(tried: list[Run]) -> Optional[Run]:
+    """The run that is right where no mask is given, if in no way a mask can be: each with one raises."""
+    for run in tried:
+        masked = [isinstance(x.get("mask"), np.ndarray) for x in run.probes]
+        if run.asked.role != "mask" or masked != [x.error is not None for x in run.outcomes] or not any(masked):
+            return None
+    free = (run for run in tried if sum(map(equal, run.outcomes, run.right)) > 1)
+    return next((run for run in free if all(map(equal, *_that_ran(run)))), None)
+
+
+def _that_ran(run: Run) -> tuple[list[Any], list[Any]]:
+    pairs = [(x, y) for x, y in zip(run.outcomes, run.right) if x.error is None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 # ---- other axes ------------------------------------------------------------------------------------------------------
