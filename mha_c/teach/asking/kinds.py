@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections.abc import Iterator
 from difflib import get_close_matches
+from types import CodeType
 from typing import Any, Optional
 
 from ..._recognize import books_name, parameters, root_of, weights_of
@@ -122,8 +124,7 @@ def _makes_a_triangle(mine: Any) -> bool:
     given = [*parameters(mine), *(constructor_parameters(made_by) if not inspect.isroutine(mine) else ())]
     if any(map(chooses_keys, given)):
         return False
-    words = {*getattr(getattr(call, "__code__", None), "co_names", ())}
-    if words & {"tril", "triu", "tri", "tril_indices", "triu_indices"}:
+    if {*_names_in(getattr(call, "__code__", None))} & {"tril", "triu", "tri", "tril_indices", "triu_indices"}:
         return True
     if not inspect.isroutine(mine):
         try:
@@ -131,6 +132,14 @@ def _makes_a_triangle(mine: Any) -> bool:
         except (Unmade, TypeError):
             return False
     return False
+
+
+def _names_in(code: Any) -> Iterator[str]:
+    """The names that a function's code reads, and that of functions within it."""
+    if isinstance(code, CodeType):
+        yield from code.co_names
+        for each in code.co_consts:
+            yield from _names_in(each)
 
 
 _HOLDS_AN_ATTENTION = re.compile("(?!.*(block|layer|coder|model|former)).*(attention|attn)", re.IGNORECASE)

@@ -207,6 +207,8 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
             for axes in AXES.get(way.layout, AXES["batch"])[:3]
         ]
     ways = _without_narrower(ways, student, free)
+    if says_steps_first(student.mine):
+        ways.sort(key=lambda way: way.layout != "time first")
     tried = [run_of(student, free, way, 2) for way in ways]
     bad = [sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) for run in tried]
     first = tried[bad.index(min(bad))]
