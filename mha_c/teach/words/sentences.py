@@ -54,7 +54,7 @@ SENTENCES = {
     "no_dropout": "It takes dropout, and in training nothing is dropped.",
     "dropout_on_scores": "Dropout acts on the scores, before softmax: a score of 0 is no weight of 0.  It belongs on "
     "the attention weights.",
-    "dropout_elsewhere": "Dropout does not act on the attention weights, where the book has it.",
+    "dropout_elsewhere": "Dropout does not act on the attention weights alone, where the book has it.",
     "dropout_uneven": "In training the weights that stay are not all multiplied by one number: dropout acts twice, or "
     "weights are divided by their sum after it.",
     "dropout_factor": "In training, with dropout p = {p}, the weights that stay are multiplied by {factor}, not by "
