@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .._reading.graph import Value
 from .._reading.turns import Column, Turn
-from .layer import CoreCall, Left, LeftThisTime
+from .layer import CoreCall
+from .left import Left, LeftThisTime
 from .replaying import Replay
 
 

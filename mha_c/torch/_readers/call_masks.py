@@ -11,7 +11,8 @@ from .._reading.graph import Value
 from .._reading.masks import Mask
 from .._reading.sizes import Axis, axes_of, evaluated, formula_of
 from .arranging import arrangement
-from .layer import CoreCall, Left, LeftThisTime, short
+from .layer import CoreCall, short
+from .left import Left, LeftThisTime
 from .replaying import Replay
 from .rows import some_row_is_empty
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import torch
 
 from .._reading.attention import Attention, Operand, attentions
-from .._reading.graph import Line, Node, Reading, Reason, Value, walked
+from .._reading.graph import Line, Node, Reading, Reason, ReasonAtFirst, Value, walked
 from .._reading.listed import of_listed_heads
 from .._reading.masks import Mask
 from .._reading.products import Projected, contraction_of
 from .._reading.sizes import formula_of
 from .._reading.turns import Turn
+from .left import Left, LeftAtFirst, LeftThisTime
 from .letters import axes_of_source, first_after, letters_of, seen_through, view_of
 
 if TYPE_CHECKING:
@@ -25,33 +26,6 @@ if TYPE_CHECKING:
 
 LARGE = 1e5  # no score in float32 that trains is lower than minus this
 OUT, WEIGHTS, DROPPED = "out", "weights", "dropped"
-
-
-class Left(Exception):
-    """Why a reading is no call of the core.
-
-    reason    the words and the line
-    instead   what to write, where the core has it
-    attends   whether there is an attention in it
-    """
-
-    of_this_form = False  # whether calls of other forms may be the core's all the same
-
-    def __init__(self, words: str, line: Optional[Line] = None, instead: str = "", attends: bool = True) -> None:
-        super().__init__(words)
-        self.reason, self.instead, self.attends = Reason(words, line), instead, attends
-
-
-class LeftWithGraph(Left):
-    """The same of calls with a graph: others may be the core's."""
-
-    of_this_form = True
-
-
-class LeftThisTime(Left):
-    """A call that the reader's lines compute: another of its form may be the core's."""
-
-    of_this_form = True
 
 
 class Input(NamedTuple):
@@ -135,7 +109,8 @@ def _layer_of(reading: Reading) -> CoreCall:
     found = attentions(reading)
     known = [one for one in found if isinstance(one, Attention)]
     if reading.refused is not None:
-        raise Left(reading.refused.words, reading.refused.line, attends=bool(found))
+        kind = LeftAtFirst if isinstance(reading.refused, ReasonAtFirst) else Left
+        raise kind(reading.refused.words, reading.refused.line, attends=bool(found))
     if not known:
         reasons = [one for one in found if isinstance(one, Reason)]
         if not reasons:

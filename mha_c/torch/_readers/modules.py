@@ -9,10 +9,9 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
-import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any, NamedTuple, Optional
 
@@ -29,7 +28,8 @@ from .._reading.recording import nothing_collected
 from .._tensors import is_compiling
 from .candidates import next_to_read
 from .keys import CallKey, Recent, facts_of, is_like, key_of, nobody_looks
-from .layer import Left, LeftThisTime, ResultTensor, constructor_of, layer_of
+from .layer import ResultTensor, constructor_of, layer_of
+from .left import Left, LeftAtFirst, LeftThisTime, tell
 from .plans import CoreResult, ReadingPlan
 
 MOST_IN_A_ROW = 6  # readings without a call of the core between them: then calls go on being of new forms
@@ -60,6 +60,7 @@ class CallState:
     plans      {key: its Plans}
     recent     the plan of the last call of the core, or None
     left       {key: why calls of the key are the reader's, where no plan holds}
+    odd        keys whose last reading was left for its one call
     readings   how many there were; `in_a_row`, since the last call of the core
     shown      {attribute: what it shows of the last call}
     """
@@ -70,6 +71,7 @@ class CallState:
         self.plans: dict[CallKey, list[ReadingPlan]] = {}
         self.recent: Optional[Recent] = None
         self.left: dict[CallKey, Left] = {}
+        self.odd: set[CallKey] = set()
         self.readings = self.in_a_row = 0
         self.shown: dict[str, tuple[ResultTensor, CoreResult, ReadingPlan]] = {}
 
@@ -121,22 +123,9 @@ def leave(module: Any, why: Optional[Left] = None) -> None:
     if why is not None:
         LOOKED[module] = Looked("left", why.reason, why.instead, why.attends)
         if why.attends and not inside:
-            _tell(state.own, why.reason)
+            tell(state.own, why.reason)
     for each in inside:
         prepare(each)
-
-
-def _tell(kind: Any, reason: Reason) -> None:
-    """Warn of an attention that is left, once for each class and reason."""
-    told = _told.setdefault(kind, set())
-    if str(reason) not in told:
-        told.add(str(reason))
-        words = f"convert left {kind.__module__}.{kind.__qualname__} as it is: {reason}"
-        with suppress(UserWarning):  # where warnings are errors, it would be one of the reader's call
-            warnings.warn(f"{words}.  mha_c.torch.report(model) says more", stacklevel=2)
-
-
-_told: Any = weakref.WeakKeyDictionary()  # {class: reasons}
 
 
 def _made_class(state: CallState) -> Any:
@@ -199,7 +188,7 @@ def _drop(state: CallState, module: Any, key: CallKey, plan: ReadingPlan, error:
     state.left[key] = why
     if state.plans:
         _is_cores(state, module)
-        _tell(state.own, why.reason)
+        tell(state.own, why.reason)
     else:
         leave(module, why)
 
@@ -239,10 +228,11 @@ def _read(state: CallState, module: Any, args: Any, kwargs: Any, key: CallKey, t
     if state.in_a_row >= MOST_IN_A_ROW:
         leave(module, Left(f"its calls go on being of new forms: {state.readings} were read"))
         return OTHERWISE
-    state.readings, state.in_a_row = state.readings + 1, state.in_a_row + 1
+    state.readings += 1
     with nothing_collected():
         with _as_the_readers(module):
             result, reading = read(MethodType(state.own.forward, module), args, kwargs)
+        state.in_a_row += 1  # not of a call that its lines refuse
         if state_of(module) is state:  # else its lines gave it another class
             _try_to_learn(state, module, key, reading, tensors, result)
     return result
@@ -255,8 +245,12 @@ def _try_to_learn(
     try:
         _learn(state, key, reading, tensors, result)
     except Left as why:
-        state.left[key] = why
-        if not state.plans and why.of_this_form:
+        again = isinstance(why, (LeftThisTime, LeftAtFirst)) and key not in state.odd
+        if again:  # the second time it is left for ever
+            state.odd.add(key)
+        else:
+            state.left[key] = why
+        if not state.plans and (again or why.of_this_form):
             LOOKED[module] = Looked("waits", why.reason, why.instead)
         elif not state.plans:
             leave(module, why)
@@ -301,6 +295,7 @@ def _learn(state: CallState, key: CallKey, reading: Reading, tensors: list[Tenso
     except Exception as error:  # the call was the reader's: nothing of ours may end it
         raise Left(f"its graph has what is not known here ({type(error).__name__}: {error})") from error
     state.plans[key] = [plan, *state.plans.get(key, ())][:MOST_OF_A_KEY]
+    state.odd.discard(key)
     state.recent = None
 
 

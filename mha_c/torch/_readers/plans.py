@@ -19,7 +19,8 @@ from .._weights.last import Last, last_of
 from .angles import Angles
 from .arranging import arrangement, filled
 from .call_masks import CallMasks
-from .layer import DROPPED, OUT, CoreCall, Left, LeftThisTime, LeftWithGraph, ResultTensor
+from .layer import DROPPED, OUT, CoreCall, ResultTensor
+from .left import Left, LeftThisTime, LeftWithGraph
 from .replaying import graph_key, near, without_dropout
 from .rows import viewed
 from .weights import parameters_of

@@ -45,7 +45,8 @@ def _in_words(row: dict[str, Any]) -> str:
         return _WAITS if row["way"] == "waits" else _OURS
     where = f", in line {row['number']}: {row['line']}" if row["line"] else ""
     own = f"its own lines: {row['reason']}{where}"
-    return own if row["way"] == "left" else f"{_OURS}; in calls of another form {own}"
+    before = {"left": "", "waits": "waits for another call; so far ", "core": f"{_OURS}; in calls of another form "}
+    return before[row["way"]] + own
 
 
 @refuses_at_the_call

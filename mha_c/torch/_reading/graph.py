@@ -40,6 +40,10 @@ class Reason(NamedTuple):
         return self.words if self.line is None else f"{self.words}, in `{self.line.text}`"
 
 
+class ReasonAtFirst(Reason):
+    """Of a call that changes what it reads: another may find that done."""
+
+
 class Value:
     """A tensor of the call at one time: written in place, it is another Value afterwards.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .._private import tracing_state
 from .._tensors import recorded_or_transformed
 from .arguments import PLAIN, form_of, named
-from .graph import Condition, Effect, Graph, Line, Reading, Reason, Value, walked
+from .graph import Condition, Effect, Graph, Line, Reading, Reason, ReasonAtFirst, Value, walked
 from .holding import MISSING
 from .recording import Recorder, modes_now, nothing_collected
 from .settings import CannotKeep, Settings
@@ -261,7 +261,7 @@ class _Ending:
         self.settings.facts += recorder.facts()
         broken = None if self.recorder.refused is not None else self.settings.broken()
         if broken is not None:
-            self.recorder.refuse(f"it reads and changes {_words(broken)}", Line("", 0, ""))
+            self.recorder.refuse(f"it reads and changes {_words(broken)}", Line("", 0, ""), ReasonAtFirst)
         return found
 
     def _follow_loose(self) -> None:
@@ -330,9 +330,9 @@ class _Ending:
             return None
         value = self.call._structure(now)
         if one.read:
-            self.recorder.refuse(f"{one.name} is read and set", one.line)
+            self.recorder.refuse(f"{one.name} is read and set", one.line, ReasonAtFirst)
         elif value is _UNKNOWN or not any(isinstance(x, Value) for x in walked(value)):
-            self.recorder.refuse(f"{one.name} is set", one.line)
+            self.recorder.refuse(f"{one.name} is set", one.line, ReasonAtFirst)
         return Effect(one.owner, self._path(one.owner), one.name, value, one.line)
 
     def _is_of_root(self, owner: Any) -> bool:
@@ -347,7 +347,7 @@ class _Ending:
         kept = {*self.settings._things, *self.settings.dicts()}
         for owner, line, words in self.tracer.changed:
             if id(owner) in kept or id(owner) in self.settings.met or self._is_of_root(owner):
-                self.recorder.refuse(f"{words} of something that stays", line)
+                self.recorder.refuse(f"{words} of something that stays", line, ReasonAtFirst)
         set_by_torch = {(n.line.file, n.line.number) for n in self.recorder.nodes if n.name == "__setitem__"}
         for place, line in self.tracer.unseen_items.items():
             if place not in set_by_torch:

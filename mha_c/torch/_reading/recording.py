@@ -73,10 +73,10 @@ class Recorder:
         self._own_memory: set[int] = set()  # of inputs and leaves: nobody may write there
         self.inside = False
 
-    def refuse(self, words: str, line: Optional[Line] = None) -> None:
+    def refuse(self, words: str, line: Optional[Line] = None, kind: type[Reason] = Reason) -> None:
         """The first reason stays."""
         if self.refused is None:
-            self.refused = Reason(words, line if line is not None else line_of(sys._getframe(1)))
+            self.refused = kind(words, line if line is not None else line_of(sys._getframe(1)))
 
     def _told(self, what: Any) -> None:
         self.lines.setdefault(what, line_of(sys._getframe(2)))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .bytecode import Chain, Constant, LineFacts, Mixed, facts_of
 from .functions import function_kind
-from .graph import Line
+from .graph import Line, ReasonAtFirst
 from .holding import MISSING
 from .natives import (
     CHANGE,
@@ -171,7 +171,7 @@ class Tracer:
             if name in WALKS:
                 self.settings.parts(*frame.f_locals["self"].modules())
             else:
-                self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame))
+                self.recorder.refuse(f"Module.{name} changes the module", self._caller(frame), ReasonAtFirst)
 
     def _of_torch(self, frame: FrameType, file: str, name: str) -> None:
         """A function of torch in Python that a reader's line calls."""
