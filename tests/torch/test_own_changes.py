@@ -247,3 +247,71 @@ def test_numbers_beside_an_infinity_are_compared():
     assert not near(torch.tensor([1.0, 3e38, 0.0, -torch.inf]), own)
     assert not near(torch.tensor([1.0, torch.inf, 0.0, torch.nan]), own)
     assert not near(own[1:3], own[1:3])  # nothing is compared
+
+
+class Divided:
+    def scaled(self, scores, features):
+        return scores / features**0.5
+
+
+class Sharper:
+    def scaled(self, scores, features):
+        return scores * features**0.5
+
+
+class OfABase(Divided, nn.Module):
+    def forward(self, q, k, v):
+        return self.scaled(q @ k.transpose(1, 2), q.shape[-1]).softmax(-1) @ v
+
+
+@where_read
+@pytest.mark.parametrize("above", [False, True])
+def test_other_bases_of_a_class_are_other_lines(monkeypatch, above):
+    class Mine(OfABase):
+        __module__ = "lines"  # of nobody that is known
+
+    module, own, changed = mt.convert(Mine()), Mine(), OfABase if above else Mine
+    x = torch.randn(2, 5, 8)
+    for _ in range(2):
+        torch.testing.assert_close(module(x, x, x), own(x, x, x), **TOLERANCE)
+    assert mt.report(module).as_dict()[""]["way"] == "core"
+    before = changed.__bases__
+    changed.__bases__ = (Sharper, nn.Module) if above else (Sharper, OfABase)
+    try:
+        torch.testing.assert_close(module(x, x, x), own(x, x, x), **TOLERANCE)
+    finally:
+        changed.__bases__ = before
+    torch.testing.assert_close(module(x, x, x), own(x, x, x), **TOLERANCE)
+
+
+class OfAFunction(nn.Module):
+    def __init__(self, asked):
+        super().__init__()
+        self.asked = asked
+
+    def scores(self, q, k):
+        return q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+
+    def forward(self, q, k, v):
+        s = self.scores(q, k)
+        if self.asked(self):
+            s = s.masked_fill(torch.ones(s.shape[-2:]).triu(1).bool(), -torch.inf)
+        return s.softmax(-1) @ v
+
+
+@where_read
+@pytest.mark.parametrize("asked", [
+    lambda self: self.scores.__func__.hides, lambda self: self.scores.hides, lambda self: type(self).scores.hides,
+    lambda self: self.__class__.scores.hides, lambda self: OfAFunction.scores.hides,
+    lambda self: getattr(self.scores, "late", False), lambda self: hasattr(OfAFunction.scores, "late"),
+], ids=["function", "method", "of type", "of class", "by name", "getattr", "hasattr"])  # fmt: skip
+def test_attributes_of_functions_are_settings(monkeypatch, asked):
+    monkeypatch.setattr(OfAFunction.scores, "hides", True, raising=False)
+    module, own, x = mt.convert(OfAFunction(asked)), OfAFunction(asked), torch.randn(2, 5, 8)
+    for _ in range(2):
+        torch.testing.assert_close(module(x, x, x), own(x, x, x), **TOLERANCE)
+    before = own(x, x, x)
+    monkeypatch.setattr(OfAFunction.scores, "hides", False)
+    monkeypatch.setattr(OfAFunction.scores, "late", True, raising=False)
+    torch.testing.assert_close(module(x, x, x), own(x, x, x), **TOLERANCE)
+    assert not torch.equal(own(x, x, x), before)

@@ -19,9 +19,9 @@ _STORES = (dict, OrderedDict)
 
 
 class Fact(NamedTuple):
-    """An attribute of a tensor: "shape", "dtype", "requires_grad"; its value."""
+    """An attribute of a tensor, or of a class: "shape", "dtype", "requires_grad", "__mro__"; its value."""
 
-    owner: Tensor
+    owner: Any
     name: str
     value: Any
 

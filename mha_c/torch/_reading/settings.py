@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..._core import first_changed
-from .holding import MISSING, Checks
+from .holding import MISSING, Checks, Fact
 from .keeping import DEFAULT_TYPE, LIKE_DICTS, DictKeys, Numbers, Slots, stays
 
 _VALUES = (bool, int, float, str, bytes, complex, type(None))
@@ -197,11 +197,14 @@ class Settings:
         for one in kind.__mro__ if id(kind) not in self._kinds else ():
             if one.__flags__ & (1 << 9) and id(one) not in self._things:  # a heap type: names can be set
                 self._keep(one, dict(vars(one)))
+        if id(kind) not in self._kinds and kind.__module__.split(".")[0] not in _KNOWN:
+            self.facts.append(Fact(kind, "__mro__", kind.__mro__))  # other bases
         self._kinds[id(kind)] = kind
 
     def function(self, function: FunctionType) -> None:
         parts = function_parts(function)
         if self._keep(function, parts):
+            self.met[id(function)] = function  # it may have attributes
             for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
                 self.meet(value, function.__name__)
             for cell in function.__closure__ or ():
@@ -313,6 +316,8 @@ class Settings:
             return UNSEEN if found is MISSING and "__getattr__" in owner.__dict__ else found
         if isinstance(owner, type):
             return self._of_type(owner, name, only_present)
+        if type(owner) is MethodType and _in_classes(MethodType, name) is MISSING:
+            owner = owner.__func__
         return self._of_object(owner, name, only_present)
 
     def _of_type(self, owner: type, name: str, only_present: bool) -> Any:
