@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from torch import Tensor, nn
 
-from ..._core import first_changed
 from .holding import MISSING, Checks, Fact
 from .keeping import DEFAULT_TYPE, LIKE_DICTS, DictKeys, Numbers, Slots, stays
 
@@ -131,7 +130,7 @@ class Settings:
         checks = self._checks
         if checks is None or checks.sizes != (len(self.all), len(self.facts)):
             checks = self._checks = Checks(self.all, self.facts, checks)  # at once: another thread may be here, too
-        return (first_changed(checks.checks, checks.asked, 0) < 0 and not checks.others) or checks.hold()
+        return checks.hold()
 
     def keep_facts(self, facts: list[Any]) -> None:
         """Of all facts only these: another asks the others."""
