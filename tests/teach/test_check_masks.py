@@ -162,6 +162,48 @@ def test_a_call_with_both_may_be_refused_but_not_fail():
     assert answer.mistakes == ["together"] and "in one call it raises ValueError" in str(answer)
 
 
+FIRST = """
+import numpy as np
+
+
+def mha(queries, keys, values, W_q, W_k, W_v, W_o, num_heads, mask=None):
+    Q, K, V = queries @ W_q, keys @ W_k, values @ W_v
+    size = Q.shape[2] // num_heads
+    out = np.zeros(Q.shape)
+    for b, i, h in np.ndindex(*Q.shape[:2], num_heads):
+        own = slice(h * size, (h + 1) * size)
+        scores = K[b, :, own] @ Q[b, i, own] / np.sqrt(size)
+        if mask is not None:
+            scores = np.array([s if mask[0, i, j] else -1e9 for j, s in enumerate(scores)])
+        e = np.exp(scores - scores.max())
+        out[b, i, own] = e / e.sum() @ V[b, :, own]
+    return out @ W_o
+"""
+
+
+def of_masked_arrays(X, valid_lens=None):
+    if valid_lens is None:
+        return softmax(X)
+    lens = np.asarray(valid_lens).reshape(len(X), -1, 1)
+    A = np.ma.array(X, mask=np.broadcast_to(np.arange(X.shape[2]) >= lens, X.shape))
+    A = np.ma.exp(A - A.max(axis=-1, keepdims=True))
+    return (A / A.sum(axis=1, keepdims=True)).filled(0.0)
+
+
+def test_a_mask_of_the_first_item_that_hides_for_all(judged):
+    """Given a mask for all items alone it would be right: this counts only where the mask of each item raises."""
+    answer = judged(FIRST, "mha", kind="multi_head").judged[0].answer
+    assert answer.ok is False and answer.lines[0].should_be.count("mask[b, i, j]") == 1, answer
+    assert judged(FIRST.replace("mask[0,", "mask[b,"), "mha", kind="multi_head").judged[0].answer.ok
+
+
+def test_what_takes_arrays_is_not_told_that_tensors_fail():
+    """With torch loaded it is tried on tensors, too, whose methods have other names."""
+    needs.module("torch")
+    answer = teach.check(of_masked_arrays, "masked_softmax")
+    assert answer.ok is False and "Tensor" not in str(answer), answer
+
+
 # ---- a flag ----------------------------------------------------------------------------------------------------------
 
 

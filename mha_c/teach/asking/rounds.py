@@ -135,7 +135,13 @@ def runs(
         found.append(((failed / max(len(run.outcomes), 1), types), len(found), run))
     ordered = [run for _, _, run in sorted(found, key=lambda each: each[:2])]
     useful = [run for run in ordered if any(outcome.error is None for outcome in run.outcomes)]
+    if useful and not useful[0].way.tensors and not _raises(useful[0]):  # written for arrays: tensors tell of torch
+        useful = [run for run in useful if not (run.way.tensors and _raises(run))]
     return _distinct(useful) or ordered[:1]
+
+
+def _raises(run: Run) -> bool:
+    return any(outcome.error is not None for outcome in run.outcomes)
 
 
 def _takes_lens_of_items_alone(run: Run) -> bool:
@@ -276,6 +282,8 @@ def _usable(ways: list[Way], student: Student, asked: Round) -> set[str]:
         bad[axes] = failed / max(len(run.outcomes), 1)
     if {"qk", "k"} <= {*by_axes} and _takes_squares_alone(run_of(student, asked, by_axes["qk"][0])):
         return {"qk"}
+    if bad.get("bqk") == 0:  # a mask for all items is narrower: it would hide that the first's is taken for all
+        by_axes.pop("1qk", None)
     chosen = sorted(by_axes, key=lambda axes: bad[axes])[:_KEPT]
     return {axes for axes in chosen if bad[axes] == bad[chosen[0]]}
 

@@ -10,7 +10,16 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
+
+from .places import Edit, Scope
+from .places import called as _called
+from .places import edit as _edit
+from .places import end as _end
+from .places import inner as _inner
+from .places import is_number as _is_number
+from .places import is_product as _is_product
+from .places import number as _number
 
 _COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 _OTHER_WAY = {ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "=="}
@@ -20,23 +29,6 @@ _NAMES = {"tril": "triu", "triu": "tril", "sin": "cos", "cos": "sin", "log_softm
           "sigmoid": "tanh", "softmin": "softmax", "mean": "sum", "argmax": "max", "tile": "repeat",
           "repeat": "repeat_interleave", "exp2": "exp", "expm1": "exp", "min": "max", "amin": "amax",
           "prod": "sum"}  # fmt: skip
-
-
-class Edit(NamedTuple):
-    """Some columns of a line, and what stands there instead."""
-
-    start: int
-    end: int
-    text: str
-    is_of_name: bool = False  # another name, of which there are many
-
-
-class Scope(NamedTuple):
-    """What a function's lines may read: its variables, what self keeps, and the names of its file."""
-
-    variables: Sequence[str]
-    attributes: Sequence[str]
-    of_file: Sequence[str]
 
 
 def edits(nodes: Sequence[Any], names: Scope, of: str = "") -> Iterator[Edit]:
@@ -51,22 +43,6 @@ def is_of_number(edit: Edit, line: bytes) -> bool:
     return bool(re.fullmatch(rb"[-+(]*[\d.]+\)?|[\"'].*[\"']", line[edit.start : edit.end]))
 
 
-def _edit(node: Any, text: str, is_of_name: bool = False) -> Edit:
-    return Edit(node.col_offset, _end(node), text, is_of_name)
-
-
-def _end(node: Any) -> int:
-    return node.end_col_offset
-
-
-def _number(node: Any) -> Any:
-    """The whole number that is written there; None."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = _number(node.operand)
-        return None if inner is None else -inner
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
-
-
 def _axes(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Call):
         named = [x.value for x in node.keywords if x.arg in ("axis", "dim")]
@@ -74,6 +50,8 @@ def _axes(node: Any, _: Scope) -> Iterator[Edit]:
         yield from (_edit(x, "-1") for x in told if _number(x) != -1)
     elif isinstance(node, ast.Subscript) and _number(node.slice) not in (None, -1):
         yield _edit(node.slice, "-1")
+    elif isinstance(node, ast.Assign) and re.search("axis|dim", ast.unparse(node.targets[0])):
+        yield from [_edit(node.value, "-1")] if _number(node.value) not in (None, -1) else ()
 
 
 def _roots(node: Any, _: Scope) -> Iterator[Edit]:
@@ -92,14 +70,6 @@ def _roots(node: Any, _: Scope) -> Iterator[Edit]:
         arrays = [node.left] if _is_product(node) else [x for x in node.args if not isinstance(x, ast.Constant)]
         if arrays:
             yield _edit(node, f"{ast.unparse(node)} / {ast.unparse(arrays[0])}.shape[-1] ** 0.5")
-
-
-def _is_product(node: Any) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
-
-
-def _called(node: Any) -> str:
-    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
 def _features(node: Any, _: Scope) -> Iterator[Edit]:
@@ -139,7 +109,7 @@ def _fills(node: Any, _: Scope) -> Iterator[Edit]:
         if _called(node) in ("masked_fill", "masked_fill_", "where", "full", "full_like"):
             yield from (_edit(x, "-1e9") for x in node.args[1:] if not isinstance(x, ast.Name))
         yield from (_edit(x.value, "-1e9") for x in node.keywords if re.search("val|fill", x.arg or ""))
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+    if isinstance(node, ast.Assign) and (isinstance(node.targets[0], ast.Subscript) or _is_number(node.value)):
         yield _edit(node.value, "-1e9")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         yield _edit(node.right, "-1e9")
@@ -166,12 +136,6 @@ def _calls(node: Any, _: Scope) -> Iterator[Edit]:
             yield _edit(node, f"{_inner(of)}.softmax(-1)")
         if _called(node) in ("maximum", "clip", "clamp"):
             yield _edit(node, f"{ast.unparse(node.func).rpartition('.')[0]}.tanh({ast.unparse(node.args[0])})")
-
-
-def _inner(node: Any) -> str:
-    """A text before which, or behind which, something may stand."""
-    text = ast.unparse(node)
-    return f"({text})" if isinstance(node, (ast.BinOp, ast.UnaryOp)) else text
 
 
 def _in_functions(node: Any, names: Scope) -> Iterator[Edit]:

@@ -1,0 +1,59 @@
+"""A place in a line of a student's, what may stand there instead, and what is asked of it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Edit(NamedTuple):
+    """Some columns of a line, and what stands there instead."""
+
+    start: int
+    end: int
+    text: str
+    is_of_name: bool = False  # another name, of which there are many
+
+
+class Scope(NamedTuple):
+    """What a function's lines may read: its variables, what self keeps, and the names of its file."""
+
+    variables: Sequence[str]
+    attributes: Sequence[str]
+    of_file: Sequence[str]
+
+
+def edit(node: Any, text: str, is_of_name: bool = False) -> Edit:
+    return Edit(node.col_offset, end(node), text, is_of_name)
+
+
+def end(node: Any) -> int:
+    return node.end_col_offset
+
+
+def number(node: Any) -> Any:
+    """The whole number that is written there; None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = number(node.operand)
+        return None if inner is None else -inner
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def is_number(node: Any) -> bool:
+    """Whether a number, or one of NumPy's, is written there."""
+    return isinstance(getattr(node, "operand", node), ast.Constant)
+
+
+def is_product(node: Any) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+
+
+def called(node: Any) -> str:
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+def inner(node: Any) -> str:
+    """A text before which, or behind which, something may stand."""
+    text = ast.unparse(node)
+    return f"({text})" if isinstance(node, (ast.BinOp, ast.UnaryOp)) else text
