@@ -29,7 +29,7 @@ SENTENCE = re.compile(r"[A-Za-z]{2,},? [a-z]+")  # two words
 NOT_SAID = [  # strings of two words that nobody reads, or that are said before there is a language
     r'"?>?<.*', r"(font|display): .*",
     r'.*check\(mine, kind, weights=.*', r"import numpy as np\n", r"valid_lens is not None",
-    r"the book, changed|your text", r"one query|time first|one query, time first|steps, heads|one group",
+    r"the book, changed|your text", r"one query|((one query, )?time|steps)( first)?(, heads)?|one group",
     r"language must be one of ", r"(return|scores = |X\[|lens\b).*", r".*if 1:.*", r"[\w .,*]* batch_first.*",
 ]  # fmt: skip
 OF_NAMES = {"making", "configuration"}  # modules with lists of names

@@ -244,7 +244,7 @@ class Answer:
         What True means in its mask: "attend", "hide", or "add" where it is added; "none" where the task has no masks;
         None where it takes none.  The sentence is among the notes.
     error : Exception or None
-        Where check itself failed, what it failed with.
+        What the implementation raised, or what check itself failed with.
 
     Examples
     --------

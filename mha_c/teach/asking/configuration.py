@@ -91,12 +91,17 @@ def size_of(name: str) -> str:
 
 
 def constructor_parameters(mine: Any) -> list[inspect.Parameter]:
-    """Of a class; none where it does not say."""
+    """Of a class; none where it does not say.  What must be True or False is False where nothing else is said."""
     try:
-        found = inspect.signature(mine).parameters.values()
-        return [each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+        every = inspect.signature(mine).parameters.values()
     except (TypeError, ValueError):
         return []
+    found = (each for each in every if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+    return [each.replace(default=False) if _is_needed_flag(each) else each for each in found]
+
+
+def _is_needed_flag(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation in (bool, "bool") and parameter.default is parameter.empty
 
 
 def takes_config(mine: Any) -> bool:

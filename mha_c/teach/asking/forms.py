@@ -25,7 +25,7 @@ LAYOUTS = {  # of each kind, the book's own first
     "causal": ("batch", "item", "heads"),
     "window": ("batch", "item", "heads"),
     "grouped": ("grouped", "one group"),
-    "rope": ("batch", "item", "heads", "steps, heads"),
+    "rope": ("batch", "item", "heads", "steps, heads", "time first, heads"),
     "additive": ("batch", "one query", "one query, time first", "single_query", "item"),
     "multi_head": ("batch", "item", "time first"),
     "causal_multi_head": ("batch", "item", "time first"),
@@ -33,20 +33,28 @@ LAYOUTS = {  # of each kind, the book's own first
     "transpose_qkv": ("batch",),
     "transpose_output": ("batch",),
 }
-RANKS = {"item": 2, "grouped": 4, "heads": 4, "steps, heads": 4}  # axes of an input; of other layouts 3
+RANKS = {
+    "item": 2,
+    "grouped": 4,
+    "heads": 4,
+    "steps, heads": 4,
+    "time first, heads": 4,
+}  # axes of an input; of other layouts 3
 LAYOUTS_SAY = {
     "item": "one item, without a batch axis",
     "one group": "one item, (heads, steps, features), without a batch axis",
     "heads": "(batch, heads, steps, features)",
     "steps, heads": "(batch, steps, heads, features)",
     "time first": "(steps, batch, features)",
+    "time first, heads": "(steps, batch, heads, features)",
     "single_query": "one query for each item, (batch, 1, features)",
     "one query": "one query for each item, (batch, features)",
     "one query, time first": "one query for each item, (batch, features), and keys as (steps, batch, features)",
 }
 
+STEPS_FIRST = ("time first", "time first, heads")
 # Forms that count only where the general one raises: one query for all, batch and steps exchanged.
-NARROWER = ("time first", "single_query", "one query", "one query, time first")
+NARROWER = (*STEPS_FIRST, "single_query", "one query", "one query, time first")
 _STEPS = r"(?:T|L|S|seq\w*|sequence\w*|n?steps|num_steps|time\w*|length|src_len|tgt_len)"
 _BATCH = r"(?:B|N|b|bs|bsz|batch\w*)"
 _STEPS_FIRST = re.compile(rf"\b{_STEPS}\s*,\s*{_BATCH}\b")
@@ -65,6 +73,7 @@ class Way(NamedTuple):
     batched: bool = False  # positions, or tables of rotations, have a batch axis
     tables: str = ""  # of rotations: a number for each pair; "halves", "pairs": for each feature, laid so
     precision: str = "float32"  # of tensors
+    keys: tuple[str, ...] = ()  # of dicts that hold each weight that is an argument, and its bias
     lens_of_items: bool = False  # lengths are (batch,): those of each query raise an error
 
     @property
@@ -136,8 +145,11 @@ def _laid(x: Any, layout: str) -> Any:
         return x.swapaxes(0, 1)
     if "heads" in layout:
         x = x.reshape(-1, HEADS, *x.shape[1:])
-        return x.swapaxes(1, 2) if layout == "steps, heads" else x
+        return x.transpose(*_HEADS_LAID.get(layout, (0, 1, 2, 3)))
     return x
+
+
+_HEADS_LAID = {"steps, heads": (0, 2, 1, 3), "time first, heads": (2, 0, 1, 3)}  # axes of (batch, heads, steps, ...)
 
 
 def joined(outputs: Sequence[Any], layout: str) -> Any:
@@ -150,9 +162,14 @@ def joined(outputs: Sequence[Any], layout: str) -> Any:
     if layout == "time first":
         return x.swapaxes(0, 1) if x.ndim > 1 else x
     if "heads" in layout:
-        x = x.swapaxes(1, 2) if layout == "steps, heads" and x.ndim == 4 else x
+        if layout in _HEADS_LAID and x.ndim == 4:
+            x = _moved(x, np.argsort(_HEADS_LAID[layout]).tolist())
         return x.reshape(-1, *x.shape[2:]) if x.ndim == 4 else x
     return x
+
+
+def _moved(x: Any, axes: Sequence[int]) -> Any:
+    return x.transpose(axes) if isinstance(x, np.ndarray) else x.permute(axes)
 
 
 def _stacked(outputs: Sequence[Any], axis: int) -> Any:
@@ -166,8 +183,23 @@ def says_steps_first(mine: Any) -> bool:
     """Whether code, or what it documents, has (steps, batch, ...); torch's own layers do, unless they say otherwise."""
     if str(getattr(mine, "__module__", "")).startswith("torch."):
         return getattr(mine, "batch_first", None) is False
-    text = _text_of(mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine))
+    made = mine if isinstance(mine, type) else type(mine)
+    bases = [each for each in made.__mro__ if each.__module__.split(".")[0] not in ("torch", "builtins")]
+    text = "".join(map(_text_of, [mine] if inspect.isroutine(mine) else bases))
     return bool(_STEPS_FIRST.search(text)) and not _BATCH_FIRST.search(text)
+
+
+def keys_of_weights(function: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The keys of what these arguments hold, if a function takes dicts: linear(x, **c_attn), c_attn["w"]."""
+    text, found = _text_of(function), dict[str, None]()
+    for name in names:
+        found.update(dict.fromkeys(re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", text)))
+        for called in re.findall(rf"\b(\w+)\([^()]*\*\*{name}\b", text):
+            theirs = getattr(function, "__globals__", {}).get(called)
+            found.update(
+                dict.fromkeys([*inspect.signature(theirs).parameters][1:] if inspect.isfunction(theirs) else ())
+            )
+    return tuple(found)
 
 
 def has_bool_masks_apart(mine: Any) -> bool:
@@ -176,7 +208,7 @@ def has_bool_masks_apart(mine: Any) -> bool:
     return re.search(r"\.dtype\s*(==|is)\s*(torch|np)\.bool", text) is not None
 
 
-@lru_cache(maxsize=4)  # Python reads a whole file to find a class in it, and an answer asks several times
+@lru_cache(maxsize=16)  # Python reads a whole file to find a class in it, and an answer asks several times
 def _text_of(mine: Any) -> str:
     try:
         return inspect.getsource(mine)

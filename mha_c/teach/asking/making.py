@@ -105,6 +105,8 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
         needed = parameter.default is parameter.empty
         if is_config(mine, parameter.name) and (needed or parameter.default is None):
             given[parameter.name] = Config({**known, **(chosen or {})})
+        elif parameter.annotation in (bool, "bool") and parameter.default is False:
+            given[parameter.name] = False
         elif needed and not name:
             words = "check does not know the argument {name}: give it a layer"
             raise CannotAsk(said(words, name=parameter.name))

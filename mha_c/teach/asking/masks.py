@@ -16,6 +16,7 @@ AXES = {  # of a mask, by the layout of the inputs ("batch" for others): the lik
     "batch": ("bqk", "b1qk", "qk", "bk", "b1k", "b11k", "nqk", "1qk"),
     "item": ("qk", "k"),
     "one group": ("qk", "1qk", "k", "hqk"),
+    "time first": ("bqk", "b1qk", "qk", "bk", "b1k", "b11k", "nqk", "1qk", "qkb"),
     "heads": ("b1qk", "bqk", "qk", "b11k", "bk", "bhqk"),
     "grouped": ("b1qk", "bqk", "qk", "b11k", "bk", "bhqk"),
 }
@@ -61,7 +62,10 @@ class MaskWay(NamedTuple):
         if self.axes == "nqk":
             return self._typed(np.repeat(mask, heads, axis=0))
         wide = np.broadcast_to(mask[:, None], (len(mask), heads if "h" in self.axes else 1, *mask.shape[1:]))
-        return self._typed(wide.reshape([wide.shape["bhqk".index(one)] if one != "1" else 1 for one in self.axes]))
+        sizes = dict(zip("1bhqk", (1, *wide.shape)))
+        kept = ["bhqk".index(one) for one in self.axes if one != "1"]
+        wide = wide.transpose(*kept, *({0, 1, 2, 3} - {*kept}))  # the others have one number
+        return self._typed(wide.reshape([sizes[one] for one in self.axes]))
 
     def _typed(self, mask: Any) -> Any:
         if self.means == "add":

@@ -12,7 +12,7 @@ from ..._recognize.roles import says
 from .answers import is_own_raise
 from .comparing import equal, is_misshapen, output
 from .fitting import probes_for, types_of
-from .forms import LAYOUTS, NARROWER, RANKS, Way, says_steps_first
+from .forms import LAYOUTS, NARROWER, RANKS, STEPS_FIRST, Way, keys_of_weights, says_steps_first
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
 from .mistakes import (
@@ -174,6 +174,9 @@ def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None)
 def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
     """The ways worth trying, the likeliest first."""
     bases = [Way(*each) for each in itertools.product(types_of(student), *_turns(student))]
+    weights = [name for name, role in student.takes.items() if role in ("W_q", "W_k", "W_v", "W_o", "W_qkv")]
+    keys = keys_of_weights(student.mine, weights) if weights and not student.is_layer else ()
+    bases = [way._replace(keys=keys) for way in bases]
     read = range(_readings(student))
     if student.precision != "float32":
         bases = [way._replace(precision=student.precision) for way in bases]
@@ -214,7 +217,7 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
         ]
     ways = _without_narrower(ways, student, free)
     if says_steps_first(student.mine):
-        ways.sort(key=lambda way: way.layout != "time first")
+        ways.sort(key=lambda way: way.layout not in STEPS_FIRST)
     tried = [run_of(student, free, way, 2) for way in ways]
     bad = [sum(is_misshapen(*pair) for pair in zip(run.outcomes, run.right)) for run in tried]
     first = tried[bad.index(min(bad))]
@@ -238,6 +241,9 @@ def _best(ways: list[Way], student: Student, asked: Round) -> Run:
 def _without_narrower(ways: list[Way], student: Student, asked: Round) -> list[Way]:
     """Without the forms that count only where the general one raises: one query for all, batch and steps exchanged; the
     last also where the code says so."""
+    first = says_steps_first(student.mine)
+    if not first:  # one more of four axes, which no other of as many refuses
+        ways = [way for way in ways if way.layout != "time first, heads"]
     general = next((way for way in ways if way.layout == "batch"), None)
     if general is None or not any(way.layout in NARROWER for way in ways):
         return ways
@@ -246,8 +252,7 @@ def _without_narrower(ways: list[Way], student: Student, asked: Round) -> list[W
         return ways
     if student.has_weights:
         ways = [way for way in ways if way.layout != "item"]
-    first = says_steps_first(student.mine)
-    return [way for way in ways if way.layout not in NARROWER or (first and way.layout == "time first")]
+    return [way for way in ways if way.layout not in NARROWER or (first and way.layout in STEPS_FIRST)]
 
 
 def _takes_several(run: Run) -> bool:

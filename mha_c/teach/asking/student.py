@@ -436,6 +436,9 @@ def _typed(x: Any, role: str, way: Way) -> Any:
         x = x.T
     if way.column and role == "w_v":
         x = x[None] if way.outputs_first else x[:, None]
+    if way.keys and role.startswith("W_"):
+        bias, alone = np.zeros(x.shape[0 if way.outputs_first else 1]), way._replace(keys=(), outputs_first=False)
+        return {key: _typed(bias if key[0] == "b" else x, role, alone) for key in way.keys}
     if not way.tensors:
         return x.copy()
     torch: Any = sys.modules.get("torch")

@@ -11,7 +11,7 @@ from ..._arguments.calls import is_refusal, refuses_at_the_call
 from ..asking import masks
 from ..asking.answers import Answer, failed
 from ..asking.comparing import equal, is_misshapen
-from ..asking.forms import LAYOUTS, NARROWER, has_bool_masks_apart, says_steps_first
+from ..asking.forms import LAYOUTS, NARROWER, STEPS_FIRST, has_bool_masks_apart, says_steps_first
 from ..asking.kinds import reason
 from ..asking.making import CannotAsk, Unmade
 from ..asking.mistakes import BookForm
@@ -331,7 +331,7 @@ def _in_other_layouts(run: Run) -> list[Run]:
     others = [layout for layout in LAYOUTS[run.student.kind] if layout != run.way.layout and run.way.mask is None]
     if not any(map(is_misshapen, run.outcomes, run.right)):
         first = says_steps_first(run.student.mine)
-        others = [each for each in others if each not in NARROWER or (first and each == "time first")]
+        others = [each for each in others if each not in NARROWER or (first and each in STEPS_FIRST)]
         if run.student.has_weights:
             others = [each for each in others if each != "item"]
     made = (run_of(run.student, run.asked, run.way._replace(layout=layout)) for layout in others)
@@ -340,13 +340,15 @@ def _in_other_layouts(run: Run) -> list[Run]:
 
 def _steps_first(run: Run) -> bool:
     """Whether it is right with batch and steps exchanged, where nothing is hidden, and its code does not say so."""
-    if "time first" not in LAYOUTS[run.student.kind] or says_steps_first(run.student.mine):
+    layouts = [each for each in STEPS_FIRST if each in LAYOUTS[run.student.kind]]
+    if says_steps_first(run.student.mine):
         return False
     free = _of_a_batch(run)
-    return bool(_equals(run_of(run.student, free.asked, free.way._replace(layout="time first"))))
+    return any(_equals(run_of(run.student, free.asked, free.way._replace(layout=each))) for each in layouts)
 
 
 def _of_a_batch(run: Run) -> Run:
     """The same with a batch, and nothing hidden."""
     asked = run.asked._replace(role="", parameter="") if run.asked.role == "mask" else run.asked
-    return run_of(run.student, asked, run.way._replace(layout="batch", mask=None))
+    layout = run.way.layout if "heads" in run.way.layout else "batch"
+    return run_of(run.student, asked, run.way._replace(layout=layout, mask=None))

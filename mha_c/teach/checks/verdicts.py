@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -350,6 +351,18 @@ def _given_nothing(run: Run) -> list[str]:
     return [x for x in told if not any(word in x.lower() for word in ("len", "valid", "mask", "num", "pad"))]
 
 
+_NO_ARRAY = re.compile(r"\bmapping|integers,\s|indices\smust|no\sattribute|not\scallable")  # errors of an array
+
+
+def _given_as_array(run: Run) -> list[str]:
+    """The weights that are arguments, where what fails is that they are arrays: it takes them as dicts or layers."""
+    errors = [each.error for each in run.outcomes if each.error is not None]
+    if not errors or not all(_NO_ARRAY.search(str(each)) for each in errors):
+        return []
+    weights = [name for name, role in run.student.takes.items() if role.startswith("W_")]
+    return [name for name in weights if re.search(rf"\b{name}\b", own_line(errors[0]))]
+
+
 def unknown(run: Run, notes: Sequence[str]) -> Answer:
     """Not explained by any known mistake: an error, another shape, or laws that do not hold."""
     student, all_of = run.student, len(run.probes)
@@ -357,7 +370,7 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
     others = [i for i, each in enumerate(run.outcomes) if not equal(each, run.right[i])]
     errors = [i for i in others if run.outcomes[i].error is not None]
     notes = [*notes, *_notes(run, run.form, tells_pairs=False)]
-    strange = student.unknown or _given_nothing(run)
+    strange = student.unknown or _given_nothing(run) or _given_as_array(run)
     if len(errors) == all_of and strange:
         words = say("not_understood", name=student.name, arguments=", ".join(strange))
         return Answer(["untried"], [words, *_error(run, function(run.form)), section])
@@ -371,7 +384,8 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
         words += said(".") if len(errors) == all_of else rest
         ids = ["raises"] if errors == others else ["raises", "unknown"]
         more = up_to(run) if errors != others else []
-        return Answer(ids, [words, *_error(run, function(run.form)), *more, *_example(run), section], notes)
+        parts = [words, *_error(run, function(run.form)), *more, *_example(run), section]
+        return Answer(ids, parts, notes, error=run.outcomes[errors[0]].error)
     for i in others:
         got, right = run.outcomes[i].output, run.right[i]
         if got is not None and got.shape != right.shape:

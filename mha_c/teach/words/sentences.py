@@ -71,7 +71,7 @@ SENTENCES = {
     "graph.",
     "shared_heads": "Its heads are one module, several times in a list ([head] * n): they share their weights.",
     "state": "A call depends on calls before it: with the same inputs it gives other numbers the second time.",
-    "note_untried": "what {names} do in a call was not tried.",
+    "note_untried": "what a call does with {names} was not tried.",
     "note_empty": "where all keys of a query are hidden, it gives NaN; the book's function gives all of them "
     "one weight.",
     "many_keys": "With {count} keys the numbers are others.  Does something, as a window or a table, end before?",
