@@ -101,12 +101,12 @@ def test_a_class_that_cannot_be_made_is_judged_as_the_file_made_it(judged):
 def test_a_part_is_judged_too_where_nothing_is_known_of_what_is_wrong_with_its_whole(judged):
     """The innermost attention says which line it is; the whole is right with a right part."""
     whole = """
-def summary_attention(queries, keys, values, valid_lens=None):
+def my_attention(queries, keys, values, valid_lens=None):
     output = attention(queries, keys, values, valid_lens)
     return np.tanh(output - output.mean(axis=1, keepdims=True)) ** 3
 """
     report = judged(RIGHT + whole)
-    assert [(each.name, each.ok) for each in report.judged] == [("summary_attention", False), ("attention", True)]
+    assert [(each.name, each.ok) for each in report.judged] == [("my_attention", False), ("attention", True)]
     both = judged(RIGHT.replace("np.sqrt(queries.shape[-1])", "queries.shape[-1]") + whole)
     assert [each.answer.mistakes for each in both.judged] == [["unknown"], ["scale_d"]]
 

@@ -174,3 +174,58 @@ def test_a_plain_softmax_is_not_blamed_for_its_mask(judged):
     assert judged(SOFTMAX + "def mix(a, b): return softmax(a) @ b").problem
     assert names(judged(SOFTMAX.replace("softmax(x", "masked_softmax(x"))) == [("masked_softmax", "masked_softmax")]
     assert names(judged(SOFTMAX, kind="masked_softmax")) == [("softmax", "masked_softmax")]
+
+
+def test_a_file_of_a_package_finds_the_package(judged, tmp_path):
+    """As `python -m` would have it: by its relative imports, and by the package's name."""
+    folder = tmp_path / "course" / "layers"
+    folder.mkdir(parents=True)
+    (tmp_path / "course" / "__init__.py").write_text("")
+    (folder / "__init__.py").write_text("from . import weights\n")
+    (folder / "weights.py").write_text(SOFTMAX)
+    (tmp_path / "course" / "numbers_of_us.py").write_text("ONE = 1\n")
+    imports = "import numpy as np\nfrom .weights import softmax\nfrom ..numbers_of_us import ONE\n"
+    imports += "from course.layers.weights import softmax as same\nassert same is softmax and ONE == 1\n"
+    report = judged(imports + ATTENTION, file="course/layers/mine.py")
+    assert report.ok and names(report) == [("attention", "dot_product")], report
+    assert judged(imports + ATTENTION.replace("np.sqrt(q.shape[-1])", "1"), file="course/layers/mine.py").ok is False
+
+
+@pytest.mark.parametrize("made", ["d = 4", "d, n = 4, 2", "for d in (4, 8): pass"])
+def test_a_name_that_only_a_program_has_is_no_mistake(judged, made):
+    """The function is right where the file runs as a program, and cannot be asked where it does not."""
+    text = SOFTMAX + ATTENTION.replace("q.shape[-1]", "d")
+    (each,) = judged(f"{text}if __name__ == '__main__':\n    {made}\n").judged
+    assert (each.ok, each.problem.id) == (None, "only_in_main") and str(each.problem).startswith("d has a value only")
+    assert judged(text + "if True:\n    e = 4\n").ok is False  # nobody gives it a value
+
+
+WHOLE = """
+class {name}:
+    def __init__(self, num_hiddens):
+        self.W_q, self.W_k, self.W_v, self.W_o = np.ones((4, num_hiddens, num_hiddens))
+    def __call__(self, queries, keys, values):
+        q, k, v = queries @ self.W_q, keys @ self.W_k, values @ self.W_v
+        {line}
+        return attention(q, k, v) @ self.W_o
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["q = q[:, :, ::-1] + np.tanh(k[:, :1]) ** 2", "assert q.shape[0] == 7", "v = v[:, :, :1, None]"]
+)
+def test_what_may_be_another_attention_is_no_verdict(judged, line):
+    """An attention with relative positions differs from the book's, and is right; a plain name promises the book's."""
+    other = judged(SOFTMAX + ATTENTION + WHOLE.format(name="RelativeAttention", line=line))
+    whole = next(each for each in other.judged if each.name == "RelativeAttention")
+    assert other.ok is None and (whole.ok, whole.problem.id) == (None, "not_sure")
+    assert "\n\nYour RelativeAttention " in whole.text and whole.as_dict()["problem"]["id"] == "not_sure"
+    named = judged(SOFTMAX + ATTENTION + WHOLE.format(name="RelativeAttention", line=line), "RelativeAttention")
+    assert named.ok is False
+    assert judged(SOFTMAX + ATTENTION + WHOLE.format(name="MultiHeadAttention", line=line)).ok is False
+
+
+def test_a_mistake_with_a_name_is_wrong_whatever_the_class_is_called(judged):
+    text = SOFTMAX + ATTENTION.replace("np.sqrt(q.shape[-1])", "q.shape[-1]")
+    report = judged(text + WHOLE.format(name="RelativeAttention", line="pass"))
+    assert report.ok is False and "scale_d" in report.judged[0].answer.mistakes

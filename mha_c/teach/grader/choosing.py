@@ -27,6 +27,14 @@ _NAMED = re.compile(
     "(attention|attend|sdpa|mha|attn)_?(v?[0-9]|layer|function|forward)?",
     re.IGNORECASE,
 )
+# Names that say nothing else than an attention of the book's, or a part of one: no alibi, no relative positions.
+_PLAIN = re.compile(
+    "(my|own|the|simple|naive|basic|run|compute|apply|scaled|dot|product|masked|causal|self|cross|multi|head|heads|"
+    "single|one|softmax|attention|attend|sdpa|mha|attn|additive|bahdanau|rope|rotary|rotate|positional|position|pos|"
+    "embedding|emb|encoding|enc|transpose|split|merge|combine|join|qkv|output|group|grouped|query|gqa|mqa|window|"
+    "sliding|bert|gpt|vit|encoder|decoder|transformer|layer|function|forward|module|v?[0-9]|_)*",
+    re.IGNORECASE,
+)
 _SURE = {  # kinds that are no attention: what the name must say
     "rope": "rope|rotary", "positional_encoding": "pos[a-z]*_?(enc|emb)", "masked_softmax": "softmax",
     "transpose_qkv": "transpose_qkv|split_?heads?", "transpose_output": "transpose_output|(merge|combine|join)_?heads?",
@@ -95,6 +103,11 @@ class Definition:
         if self.holds_projections or {"queries", "keys"} <= takes or {"W_q", "W_k"} <= takes:
             return True
         return bool(_NAMED.fullmatch(self.name)) and (isinstance(self.mine, type) or len(given) > 2)
+
+    def may_be_another(self) -> bool:
+        """Whether it may be right, but no attention of the book's: its name says more, or it holds what none has."""
+        beside = self.makes & {"LayerNorm", "RMSNorm", "RNN", "LSTM", "GRU", "Conv1d", "Conv2d"}
+        return not _PLAIN.fullmatch(self.name) or bool(beside)
 
 
 def _is_stored(node: ast.Attribute) -> bool:
@@ -199,6 +212,16 @@ def defined(module: ModuleType) -> dict[str, Any]:
     mine = {x: f for x, f in vars(module).items() if x[0] != "_" and callable(f)}
     mine = {x: f for x, f in mine.items() if getattr(f, "__module__", "") == module.__name__}
     return {x: f for x, f in mine.items() if isinstance(f, type) or type(f).__module__ != module.__name__}
+
+
+def made_by_main(path: Path) -> set[str]:
+    """The names that the file gives a value under `if __name__ == "__main__":`, which is not run here."""
+    body = [node for _, text in parts(path) for node in ast.parse(text).body]
+    mains = [
+        x for x in body if isinstance(x, ast.If) and any(getattr(y, "id", "") == "__name__" for y in ast.walk(x.test))
+    ]
+    inner = [each for main in mains for each in ast.walk(main)]
+    return {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
 
 
 def _is_plain_softmax(mine: Any) -> bool:

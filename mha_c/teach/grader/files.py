@@ -6,6 +6,7 @@ import contextlib
 import io
 import linecache
 import os
+import re
 import sys
 import threading
 import traceback
@@ -22,7 +23,7 @@ from ..asking.mistakes import KINDS
 from ..checks.checking import check
 from ..checks.verdicts import exits
 from ..words.sentences import said
-from .choosing import Definitions, defined, layer_of
+from .choosing import Definitions, defined, layer_of, made_by_main
 from .notebooks import is_part, parts
 
 
@@ -47,7 +48,12 @@ class Judged(NamedTuple):
 
     @property
     def ok(self) -> Optional[bool]:
-        return self.answer.ok if self.answer else None
+        return self.answer.ok if self.answer and not self.problem else None
+
+    @property
+    def text(self) -> str:
+        """The answer, behind why it is no verdict."""
+        return "\n\n".join(str(each) for each in (self.problem, self.answer) if each)
 
     def as_dict(self) -> dict[str, Any]:
         answer = self.answer
@@ -59,7 +65,7 @@ class Judged(NamedTuple):
             "lines": [line.as_dict() for line in answer.lines] if answer else [],
             "mask": answer.mask if answer else None,
             "notes": answer.notes if answer else [],
-            "text": str(answer or self.problem),
+            "text": self.text,
             "problem": self.problem.as_dict() if self.problem else None,
         }
 
@@ -95,7 +101,7 @@ class FileReport:
         for each in self.judged:
             verdict = said(verdicts[each.ok])
             what = f"{self.file}:{each.name}{f' ({each.kind})' if each.kind else ''}"
-            texts.append(f"{said('{what}: {verdict}', what=what, verdict=verdict)}\n\n{each.answer or each.problem}")
+            texts.append(f"{said('{what}: {verdict}', what=what, verdict=verdict)}\n\n{each.text}")
         return "\n\n".join([*texts, *left] or [self.file])
 
 
@@ -128,7 +134,10 @@ def no_input() -> Iterator[None]:
 
 
 def loaded(path: Path) -> ModuleType:
-    """The file as a module, run as `python FILE` would run it, but its name is not __main__, and no input is read."""
+    """The file as a module, run as `python FILE` would run it, but its name is not __main__, and no input is read.
+
+    A file of a package finds the package's other modules, as `python -m` would have it.
+    """
     if path.is_dir():
         words = "{path} is a folder; it takes one file: {path}/NAME.py"
         raise Problem("no_such_file", said(words, path=path))
@@ -139,7 +148,8 @@ def loaded(path: Path) -> ModuleType:
     for name in ("__loader__", "__spec__"):  # nothing has loaded it: of None here, Python 3.15 warns in tracebacks
         del module.__dict__[name]
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
-    sys.path.insert(0, str(path.resolve().parent))
+    root, module.__package__ = _package(path.resolve())
+    sys.path[:0] = dict.fromkeys([str(root), str(path.resolve().parent)])
     sys.argv = [str(path)]
     try:
         for name, text in parts(path):
@@ -149,6 +159,15 @@ def loaded(path: Path) -> ModuleType:
     except BaseException as error:
         raise _import_problem(path, readable(error)) from error
     return module
+
+
+def _package(path: Path) -> tuple[Path, str]:
+    """The folder from which a file is imported, and the name of its package; "" where it is in none."""
+    root, names = path.parent, list[str]()
+    while (root / "__init__.py").is_file() and root.name:
+        names.insert(0, root.name)
+        root = root.parent
+    return root, ".".join(names)
 
 
 def _import_problem(path: Path, error: BaseException) -> Problem:
@@ -217,6 +236,8 @@ def no_answer(status: Optional[int], seconds: float) -> tuple[str, str]:
 
 
 _VAGUE = (["unknown"], ["raises"], ["shape"])  # of a part it may be known what is wrong
+# What a right attention has, too, that is another than the book's.
+_OF_OTHERS = {"unknown", "one_line", "raises", "shape", "extra_parameter"}
 
 
 def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: dict[str, Any]) -> FileReport:
@@ -238,12 +259,17 @@ def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: di
         if each.ok is None or (each.answer and each.answer.mistakes[:1] in _VAGUE):  # its parts say something, too
             covered = set().union(*(definitions.all[other].uses for other in (*chosen, *(x.name for x in judged))))
             chosen += [part for part in definitions.parts_of(name) if part not in covered and not kind]
-        if each.ok or kind or definitions.all[name].is_sure():
+        definition, mistakes = definitions.all[name], set(each.answer.mistakes if each.answer else ())
+        vague = bool(mistakes) and mistakes <= _OF_OTHERS
+        known = {"kind": definition.kind, "file": path.name, "name": name}
+        if each.ok or kind or (definition.is_sure() and not (vague and definition.may_be_another())):
             judged.append(each)
+        elif definition.is_sure():
+            words = "it may be another attention than the book's {kind}: write {file}:{name} to compare it with that"
+            judged.append(each._replace(problem=Problem("not_sure", said(words, **known))))
         else:
             words = "its name alone says that it may be a {kind}: write {file}:{name} to judge it"
-            text = said(words, kind=definitions.all[name].kind, file=path.name, name=name)
-            left.append(Judged(name, None, None, Problem("not_sure", text)))
+            left.append(Judged(name, None, None, Problem("not_sure", said(words, **known))))
     return FileReport(str(path), judged, left=left)
 
 
@@ -275,9 +301,22 @@ def _judged(module: ModuleType, name: str, kind: Optional[str], options: dict[st
         return Judged(name, None, None, Problem("not_judged", str(readable(error))))
     except KeyboardInterrupt as error:  # of the file: nobody is at this keyboard
         answer = exits(mine, error, [])
+    missing = _only_in_main(module, answer.error)
+    if missing:
+        words = (
+            '{name} has a value only under `if __name__ == "__main__":`, which is not run: give it one above that line'
+        )
+        return Judged(name, None, None, Problem("only_in_main", said(words, name=missing)))
     ended = [id for id in ("exits", "internal", "not_judged") if answer.mistakes == [id]]
     if not ended:
         return Judged(name, _kind(mine, kind), answer)
     path, raised = Path(str(module.__file__)), answer.error
     line = _place(path, traceback.extract_tb(raised.__traceback__))[0] if raised else None
     return Judged(name, None, None, Problem(ended[0], str(answer), line))
+
+
+def _only_in_main(module: ModuleType, error: Optional[BaseException]) -> str:
+    """The name that is missing, if the file has a value for it where only a program runs."""
+    cause = error.__cause__ if isinstance(error, Unmade) else error
+    found = re.match(r"name\s'(.+)'", str(readable(cause))) if isinstance(cause, NameError) else None
+    return found[1] if found and found[1] in made_by_main(Path(str(module.__file__))) else ""
