@@ -85,7 +85,10 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
     elif "mask" in inputs and asked.role not in ("lens", "mask"):
         inputs["mask"] = True
     elif asked.role == "lens" and isinstance(inputs.get("mask"), np.ndarray):  # as many keys, the first ones
-        inputs["mask"] = np.arange(inputs["mask"].shape[-1]) < inputs["mask"].sum(axis=-1, keepdims=True)
+        seen = inputs["mask"].sum(axis=-1, keepdims=True)
+        if "chunk_size" in inputs:  # every other item has a length that ends in its first chunk
+            seen //= 2 - np.arange(len(seen)).reshape(-1, *[1] * (seen.ndim - 1)) % 2
+        inputs["mask"] = np.arange(inputs["mask"].shape[-1]) < seen
     if student.has_one_head and "W_o" in inputs:
         inputs["num_heads"] = student.heads
     if student.joins_heads_alone and "W_o" in inputs:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ..._recognize.roles import roles
 from .masks import MaskWay
 from .probes import Inputs
 
@@ -61,6 +62,14 @@ _STEPS_FIRST = re.compile(rf"\b{_STEPS}\s*,\s*{_BATCH}\b")
 _BATCH_FIRST = re.compile(rf"\b{_BATCH}\s*,\s*{_STEPS}\b|batch_first\s*=\s*True")
 
 
+_MASK = r"(?!\w*drop)\w*mask\w*"
+_MULTIPLIED = re.compile(
+    rf"\b1(?:\.0?)? *- *(?:[\w.]+\()?{_MASK}"
+    rf"|\b{_MASK}(?:\(\)|\[[^\]]*\]|\.\w+|, float\)|\))* *\* *\(?-? ?\d"
+    rf"|\d[\w.+-]*\)? *\* *\(?{_MASK}"
+)
+
+
 class Way(NamedTuple):
     """One way to give a student the same numbers."""
 
@@ -75,6 +84,7 @@ class Way(NamedTuple):
     precision: str = "float32"  # of tensors
     keys: tuple[str, ...] = ()  # of dicts that hold each weight that is an argument, and its bias
     lens_of_items: bool = False  # lengths are (batch,): those of each query raise an error
+    one_width: bool = False  # inputs are as wide as the result: others raise an error
 
     @property
     def dtype(self) -> str:
@@ -206,6 +216,28 @@ def has_bool_masks_apart(mine: Any) -> bool:
     """Whether code has lines of its own for masks of True and False, beside those for masks of numbers."""
     text = _text_of(mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine))
     return re.search(r"\.dtype\s*(==|is)\s*(torch|np)\.bool", text) is not None
+
+
+def told_roles(mine: Any, wanted: list[str], kind: str) -> dict[str, str]:
+    """What each parameter of a call is for, as `roles` tells; what a loop steps by is the size of a chunk, whatever its
+    name."""
+    found = roles(mine, wanted)
+    if kind in ("causal", "dot_product") and "chunk_size" not in found.values() and inspect.isroutine(mine):
+        steps = re.findall(r"\brange\((?:[^()]|\([^()]*\))*, *(\w+) *\)", _text_of(mine))
+        found.update((name, "chunk_size") for name in steps[:1] if found.get(name) in ("", "size"))
+    return found
+
+
+def multiplies_masks(mine: Any) -> bool:
+    """Whether code takes a mask for one of 0 and 1: it is subtracted from 1, or a number multiplies it."""
+    room = getattr(mine, "__globals__", None) or vars(sys.modules.get(getattr(mine, "__module__", ""), sys))
+    names, text = [mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine)], ""
+    for each in names:  # and what of its file they call
+        own = _text_of(each)
+        called = [room.get(name) for name in dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\(", own))]
+        names += [x for x in called if getattr(x, "__module__", "") == names[0].__module__ and x not in names]
+        text += own
+    return bool(_MULTIPLIED.search(text)) and not has_bool_masks_apart(mine)
 
 
 @lru_cache(maxsize=16)  # Python reads a whole file to find a class in it, and an answer asks several times

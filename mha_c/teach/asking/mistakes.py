@@ -102,7 +102,9 @@ class Mistake(NamedTuple):
     says: str  # ends the sentence "Yours differs from the book's in one thing: ..."
     changes: tuple[Change, ...]  # the first is the mistake, the others let it be written
     alone: bool = False  # only where the function itself is asked, not a part of another
-    only: str = ""  # where the implementation has "heads", an axis of them, "groups" that share keys, a "joint" weight
+    only: str = (
+        ""  # where the implementation has "heads", an axis of them, "groups" that share keys, a "joint" weight, ...
+    )
 
 
 MISTAKES: list[Mistake] = []
@@ -183,7 +185,7 @@ def signature(kind: str) -> list[str]:
 
 def known(form: BookForm, having: Collection[str] = ()) -> list[Mistake]:
     """The mistakes that can be made in a kind, or in a form of it; `having`: also those of what only some
-    implementations have, "heads", "groups", "joint"."""
+    implementations have, "heads", "groups", "joint", ..."""
     texts = form.texts
     return [
         each

@@ -36,7 +36,7 @@ _CALLS: list[tuple[int, int, int, Any]] = [
 _FEATURES = [(4, 2), (2, 2), (4, 4), (4, 3), (2, 3), (3, 3)]  # of queries and keys, of values
 _ADDITIVE = [(2, 2, 2, 2), (3, 3, 3, 4), (2, 3, 3, 2), (3, 2, 2, 4), (2, 3, 4, 3), (3, 3, 3, 3)]
 _ALONG_TIME = [(1, 2, 2), (1, 3, 3), (2, 3, 3), (2, 5, 5), (1, 2, 4), (2, 4, 4)]  # the last but one: two are cached
-_GROUPED = [(1, 2, 1, 1, 2), (1, 4, 2, 2, 2), (2, 4, 2, 3, 3), (2, 6, 3, 2, 4), (2, 6, 2, 3, 3)]  # batch, heads, groups
+_GROUPED = [(1, 2, 1, 1, 2), (1, 4, 2, 2, 2), (2, 4, 2, 3, 3), (2, 6, 3, 2, 4), (3, 6, 2, 3, 3)]  # batch, heads, groups
 _MULTI_HEAD = [(4, 4, 4, 4, 2), (4, 4, 4, 4, 2), (6, 6, 6, 6, 2), (4, 4, 4, 4, 2), (3, 2, 5, 6, 3), (6, 6, 6, 6, 3)]
 
 
@@ -83,7 +83,9 @@ def _probes(kind: str, sizes: Optional[Sizes]) -> list[Inputs]:
         along = [attention(call, (d, d, v)) for call, (d, v) in zip(calls, _FEATURES)]
         return [_along_time(kind, i, each) for i, each in enumerate(along)]
     if kind == "grouped":
-        return [_grouped(numbers, i, *call) for i, call in enumerate(_GROUPED)]
+        by_groups = [_grouped(numbers, i, *call) for i, call in enumerate(_GROUPED)]
+        shape = by_groups[-1]["mask"].shape  # the last once more, with one mask for all items, as a causal mask is
+        return [*by_groups, {**by_groups[-1], "mask": np.broadcast_to(np.tri(*shape[-2:], dtype=bool), shape)}]
     if kind == "causal_multi_head":
         given = [Sizes(h, h, h, h, heads) for h, heads in [(4, 2), (8, 2), (6, 3), (8, 2), (12, 3)]]
         sized = [sizes or each for each in given]
@@ -200,6 +202,12 @@ def steps_of(inputs: Inputs) -> tuple[int, int, int]:
     assert first is not None
     keys = inputs["keys"].shape[-2] if "keys" in inputs else first.shape[-2 if "W_q" in inputs else -1]
     return len(first), first.shape[-2], keys
+
+
+def has_other_widths(inputs: Inputs) -> bool:
+    """Whether an input is not as wide as what the projections make of it."""
+    widths = {inputs[name].shape[-1] for name in ("queries", "keys", "values") if name in inputs}
+    return "W_q" in inputs and widths != {inputs["W_q"].shape[1]}
 
 
 def lens_of(inputs: Inputs) -> Any:

@@ -12,7 +12,7 @@ from ..._recognize.roles import says
 from .answers import is_own_raise
 from .comparing import equal, is_misshapen, output
 from .fitting import probes_for, types_of
-from .forms import LAYOUTS, NARROWER, RANKS, STEPS_FIRST, Way, keys_of_weights, says_steps_first
+from .forms import LAYOUTS, NARROWER, RANKS, STEPS_FIRST, Way, keys_of_weights, multiplies_masks, says_steps_first
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
 from .mistakes import (
@@ -26,7 +26,7 @@ from .mistakes import (
     function,
     of_mask,
 )
-from .probes import Inputs, lens_of, probes
+from .probes import Inputs, has_other_widths, lens_of, probes
 from .student import CAUSAL, WEIGHTS, Outcome, Round, Student
 
 _KEPT = 4  # layouts and shapes of masks that are tried in full
@@ -120,6 +120,9 @@ def runs(
     takes: dict[Way, bool] = {}  # whether gradients are recorded, for any weights and masks
     for way in _ways(student, asked, means):
         run = run_of(student, asked, way)
+        if _takes_one_width_alone(run):
+            way = way._replace(one_width=True)
+            run = run_of(student, asked, way)
         if _takes_lens_of_items_alone(run):
             way = way._replace(lens_of_items=True)
             run = run_of(student, asked, way)
@@ -150,6 +153,23 @@ def _takes_lens_of_items_alone(run: Run) -> bool:
         return False
     errors, of_queries = [x.error for x in run.outcomes], [np.ndim(lens_of(x)) > 1 for x in run.probes]
     return of_queries == [x is not None for x in errors] and not any(is_own_raise(x) for x in errors if x is not None)
+
+
+def _takes_one_width_alone(run: Run) -> bool:
+    """Whether what a function gives has no right shape where inputs are not as wide as the result, and there alone;
+    nor where all of them are narrower, so that each weight fits each of them: an exchange of two is no reason."""
+    if run.student.kind != "multi_head" or run.student.has_weights:
+        return False
+    others = [*map(has_other_widths, run.probes)]
+    if not any(others) or others != [*map(is_misshapen, run.outcomes, run.right)]:
+        return False
+    inputs = dict(run.probes[others.index(True)])
+    for name, of in (("keys", "queries"), ("values", "queries"), ("W_k", "W_q"), ("W_v", "W_q")):
+        width = inputs[of].shape[-1]
+        inputs[name] = np.resize(
+            inputs[name], inputs[of].shape if name[0] == "W" else (*inputs[name].shape[:-1], width)
+        )
+    return is_misshapen(run.student(inputs, run.way, run.asked), output(function(run.form), inputs))
 
 
 def run_of(student: Student, asked: Round, way: Way, most: Optional[int] = None) -> Run:
@@ -191,6 +211,8 @@ def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
         return laid
     past = student.kind in CAUSAL and asked.parameter not in student.optional
     masked = [[way._replace(mask=mask) for mask in mask_ways(way.layout, means, past)] for way in laid]
+    if means is None and multiplies_masks(student.mine):
+        masked = [[way for way in ways if way.mask is None or way.mask.means != "add"] for ways in masked]
     usable: dict[Any, set[str]] = {}  # axes that are taken, where all else but weights is alike
     for ways in masked:
         key = ways[0].tensors, ways[0].layout

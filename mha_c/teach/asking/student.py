@@ -19,11 +19,11 @@ import numpy as np
 
 from ..._arguments.arrays import is_tensor
 from ..._recognize import books_name, parameters, root_of
-from ..._recognize.roles import is_flag, roles
+from ..._recognize.roles import is_flag
 from ..words.sentences import said
 from .answers import readable
 from .configuration import constructor_parameters, size_of
-from .forms import Way, joined, parts
+from .forms import Way, joined, parts, told_roles
 from .kinds import projected_by
 from .making import (
     OF_FORM,
@@ -38,7 +38,7 @@ from .making import (
 )
 from .masks import CannotSay
 from .mistakes import KINDS, BookForm, signature
-from .probes import Inputs, Sizes, lens_of, probes
+from .probes import Inputs, Sizes, has_other_widths, lens_of, probes
 from .results import Memory, output_of
 
 if TYPE_CHECKING:
@@ -132,13 +132,13 @@ class Student:
         if kind in WEIGHTS and not self.has_weights:
             names = [books_name(each.name, ["num_kv_heads"]) for each in parameters(mine)]
             self.arguments += list(filter(None, names))
-        self.takes = roles(mine, self.arguments)
+        self.takes = told_roles(mine, self.arguments, kind)
         if kind == "causal_multi_head":
             self._take_one_input_three_times()
         self.is_chunked = kind in ("causal", "dot_product") and "chunk_size" in self.takes.values()
         if self.is_chunked:
             self.arguments = self._books("chunked")
-            self.takes = roles(mine, self.arguments)
+            self.takes = told_roles(mine, self.arguments, kind)
         self.own = self._own_numbers()
         self.is_chunked |= kind in ("causal", "dot_product") and "chunk_size" in self.own
         self.sizes_of_table = self._sizes_of_table()
@@ -293,6 +293,8 @@ class Student:
         for probe, its_way, its_round in ((inputs, way, asked), *beside):
             if its_way.lens_of_items and its_round.role == "lens" and np.ndim(lens_of(probe)) > 1:
                 raise CannotSay
+        if way.one_width and has_other_widths(inputs):
+            raise CannotSay
         outputs, changed = [], []
         others = [parts(each, way.layout) for each, _, _ in beside]
         try:

@@ -158,6 +158,8 @@ def _having(run: Run) -> set[str]:
     student, found = run.student, set[str]()
     if "heads" in run.way.layout:
         found.add("heads")
+    if run.way.layout == "time first":
+        found.add("first")
     if any("num_kv_heads" in inputs for inputs in run.probes):
         found.add("groups")
     if any("W_q" in x and len(x["W_q"]) > x["W_q"].shape[1] for x in run.probes):

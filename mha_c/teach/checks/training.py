@@ -43,7 +43,7 @@ def training(run: Run) -> list[tuple[str, str]]:
         return []
     of_keys = [x for x in dropped if x.shape[-2:] == (_STEPS, _STEPS)]
     on_weights = any(map(_are_weights, of_keys))
-    if of_keys and not on_weights:
+    if of_keys and not all(map(_are_weights, of_keys)):
         return [("dropout_on_scores", say("dropout_on_scores"))]
     if np.array_equal(calm.output, wild.output):
         return [("no_dropout", say("no_dropout"))]

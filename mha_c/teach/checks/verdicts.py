@@ -163,6 +163,8 @@ def _notes(run: Run, form: BookForm, tells_pairs: bool = True) -> list[str]:
         notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
     if run.way.lens_of_items:
         notes += [say("note_lens_of_items", argument=run.asked.parameter)]
+    if run.way.one_width:
+        notes += [say("note_one_width")]
     if student.entry:
         notes += [say("note_entry", entry=student.entry)]
     if student.kind == "rope" and tells_pairs:

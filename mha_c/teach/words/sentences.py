@@ -115,6 +115,8 @@ SENTENCES = {
     "note_layout": "it was given {layout}.",
     "note_lens_of_items": "its {argument} is one length for each item, (batch,): with a length for each query, (batch, "
     "queries), which the book's takes, too, it raises an error.",
+    "note_one_width": "its queries, keys and values were as wide as its result: with other widths, which the book's "
+    "takes, too, it raises an error.",
     "note_mask": "in {argument}, {says}.",
     "note_top_left": "with fewer queries than keys it counts from the first key (top left), as torch's is_causal "
     "does; the last queries of a sequence, which a decoder with a cache has, count from its end.",
