@@ -30,10 +30,17 @@ _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is trie
 
 
 _AS_IT_IS = ("mask_after_softmax", "no_rescale")  # another change of one line would only hide it
+_WHERE_FOUND = ("no_scale", "mask_inverted")  # of lines that mend equally well, the one where numbers differ first
 _IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
+_EACH_ITS_OWN = re.compile(
+    rb"\s*(\w*cos\w*, \w*sin\w* = [^,]*cos[^,]*, [^,]*sin|\w*sin\w*, \w*cos\w* = [^,]*sin[^,]*, [^,]*cos)"
+)
 _SAYS_NOTHING = re.compile(r"(?:transpose|swapaxes)\((-?\d), ?\1\)")  # a change that only hides the call
 # What undoes itself, or adds nothing.
-_UNDONE = re.compile(r"\.T\.T\b|(\.(?:transpose|swapaxes)\(-?\d, ?-?\d\))\1| [-+] 0(?= *(?:[\])},:;]|$))")
+_UNDONE = re.compile(
+    r"\.T\.T\b|\.(?:transpose|swapaxes)(\(-?\d, ?-?\d\))\.(?:transpose|swapaxes)\1| [-+] 0(?= *(?:[\])},:;]|$))"
+)
+_WITH_E = re.compile(r"\b\d[\d.]*e[-+]?\d+")  # numbers that Python writes otherwise
 _MAXIMUM = re.compile(rb"(?<!soft)max(imum)?\(")
 _LESS_MAXIMUM = re.compile(r"exp\([^()]* - ")
 _PRODUCT = re.compile(rb"@|matmul|bmm|einsum|dot\(")
@@ -99,7 +106,11 @@ def _ordered(lines: Sequence[tuple[_Text, int]], places: Sequence[Place], id: st
             abs(number - each.number) for each in places if each.file == theirs.file and each.number in theirs.lines
         )
         distance = min(_FAR, *near, _FAR)
-        made += [(distance + late, change) for late, change in _changes_of(theirs, number, id)]
+        other = id in _WHERE_FOUND and not any((x.file, x.number) == (theirs.file, number) for x in places[:1])
+        made += [
+            (distance + late, change._replace(cost=(other, *change.cost)))
+            for late, change in _changes_of(theirs, number, id)
+        ]
     return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
 
 
@@ -118,16 +129,28 @@ def _changes(theirs: _Text, number: int, id: str) -> Iterator[tuple[int, _Candid
     for edit in theirs.edits(number, id):
         # Of two as small: what is done to a name, not to a call, whose own line would do it.
         size, is_of_call = _size(edit, raw) + _is_new_sign(edit, raw), b"(" in raw[edit.start : edit.end]
+        # A division that is missing behind a name; a transpose that is too much.
+        meant = id.startswith("no_softmax") and re.search(rb"(=|return) [A-Za-z_]\w*\s*$", raw) is not None
+        meant |= (
+            id.startswith(("heads_joined", "groups_"))
+            and b"transpose(" in raw[edit.start : edit.end]
+            and "transpose" not in edit.text
+        )
         # What is missing at the end is missing in the call itself, not in a helper.
         helps = id.startswith("no_output") and theirs.name not in ("forward", "__call__", "call")
         elsewhere = id.startswith("no_scale") and _PRODUCT.search(raw) is None
-        cost = (elsewhere, _misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
-        last = 2 * (_FAR + _LARGE) * ((edit.is_of_name and not id) + (cost[1] > 0))
+        elsewhere |= id == "rope_direction" and "-" in edit.text and b"-" not in raw and b"*" not in raw
+        cost = (elsewhere - meant, _misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
+        is_late = edit.is_of_name and (not id or id.startswith("no_scale"))
+        last = 2 * (_FAR + _LARGE) * (is_late + (cost[1] > 0))
         text = _UNDONE.sub("", (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode())
+        for written in _WITH_E.findall(raw.decode()):
+            text = text.replace(repr(float(written)), written)
         if _SAYS_NOTHING.search(text) or text == raw.decode() or _is_of_maximum(edit, raw, text, id):
             continue
         likely = 2 * is_of_number(edit, raw) + 2 * ("->" in edit.text)  # an axis, a sign; more so, letters of einsum
         likely += _LARGE * (id.startswith("no_softmax") and ".sum(-1" in edit.text)
+        likely += _LARGE * (id.startswith("no_scale") and not elsewhere and "** 0.5" in edit.text)
         yield min(size, _LARGE) + last - likely, _Candidate(cost, theirs, number, text)
 
 
@@ -157,18 +180,18 @@ def _begin_alike(one: str, two: str) -> int:
 
 
 def _misnames(edit: Edit, line: bytes) -> int:
-    """1: it gives queries, keys and values each other's names: what exchanges them stands elsewhere; -1: it gives them
-    their own."""
+    """1: it gives queries, keys and values, or cos and sin, each other's names: what exchanges them stands elsewhere;
+    -1: it gives them their own."""
     new = line[: edit.start] + edit.text.encode() + line[edit.end :]
-    old_named, named = bool(_IN_ORDER.match(line)), bool(_IN_ORDER.match(new))
-    if old_named == named:
-        old_named, named = bool(_OF_ROWS.search(line)), bool(_OF_ROWS.search(new))
-    return old_named - named
+    for names in (_IN_ORDER.match, _OF_ROWS.search, _EACH_ITS_OWN.match):
+        if bool(names(line)) != bool(names(new)):
+            return bool(names(line)) - bool(names(new))
+    return 0
 
 
 def _is_new_sign(edit: Edit, line: bytes) -> int:
-    """What a minus costs more in a line that has none: a wrong sign is likelier in one that has."""
-    return 2 * ("-" in edit.text and b"-" not in line)
+    """What a minus, or a not, costs more in a line that has none: a wrong sign is likelier in one that has."""
+    return 2 * any(sign in edit.text and sign.encode() not in line for sign in "-~")
 
 
 def _is_right_with(run: Run, right: Sequence[Any], change: _Candidate) -> bool:

@@ -101,8 +101,11 @@ class Trace:
         place = self._line(frame, line)
         words = {*re.findall(r"\w+", place.text)}
         read = [at for name, (each, _) in before.items() if name in words for at in self.source(each)]
-        self.steps.append(Operation("named", _numbers(x), tuple(self.source(x) or read), place, place))
-        if not isinstance(x, Noted) and id(x) not in self._at:
+        sources = self.source(x)
+        if not sources or _is_unnoted(x):  # nothing else tells what is written into it
+            sources = [*dict.fromkeys([*sources, *read])]
+        self.steps.append(Operation("named", _numbers(x), tuple(sources), place, place))
+        if _is_unnoted(x) or (not isinstance(x, Noted) and id(x) not in self._at):
             self._is(x, len(self.steps) - 1)
         self.paused = False
 
@@ -252,6 +255,11 @@ def _method(name: str) -> Any:
 for _name in ("reshape", "transpose", "swapaxes", "ravel", "flatten", "repeat", "squeeze", "take", "dot", "round",
               "clip", "argmax", "astype", "sum", "max", "min", "mean", "cumsum"):  # fmt: skip
     setattr(Noted, _name, _method(_name))
+
+
+def _is_unnoted(x: Any) -> bool:
+    """Whether it is an array that notes nothing, as np.empty makes it."""
+    return isinstance(x, np.ndarray) and not isinstance(x, Noted)
 
 
 def _plain(x: Any) -> Any:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.FloorDiv: "//",
+           ast.Mod: "%"}  # fmt: skip
+WIDTH_OF_HEAD = re.compile(r"d|dk|d_k|dim|hd|head_dim|d_head|head_size")
 
 
 class Edit(NamedTuple):

@@ -29,6 +29,7 @@ _COPIES = ("named", "getitem", "expand", "repeat", "tile", "repeat_interleave", 
 _EMPTY = re.compile(r"= *(np|torch)\.(empty|zeros)(_like)?\(")  # numbers that something is written over
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
+_MAKES_A_MASK = re.compile(r"[<>]|\btri[lu]?\(")
 _LAID = ("heads_", "wrong_axes", "qkv_order", "groups_", "wrong_group")
 
 
@@ -47,6 +48,32 @@ def _where_named(place: Place) -> Optional[Place]:
         if text.lstrip().startswith("def ") and not name.startswith("self."):
             return None
     return None
+
+
+def _where_a_number(place: Place) -> Optional[Place]:
+    """The line before that gives a factor of a line its name, if it is nothing but a number."""
+    factors = re.findall(r"(?<=\* )[A-Za-z_]\w*|[A-Za-z_]\w*(?= \*)", place.text)
+    for number in range(place.number - 1, max(0, place.number - 20), -1):
+        text = linecache.getline(place.file, number).strip()
+        if any(re.fullmatch(rf"{name} = [\d.]+", text) for name in factors):
+            return place._replace(number=number, text=text)
+    return None
+
+
+def _where_partial(place: Place) -> Optional[Place]:
+    """The line of the file that fixes the arguments of a function which a line calls."""
+    for number, text in enumerate(linecache.getlines(place.file), 1):
+        made = re.match(r"(\w+) *= *(functools\.)?partial\(", text)
+        if made and re.search(rf"\b{made[1]}\(", place.text):
+            return place._replace(number=number, text=text.strip())
+    return None
+
+
+def _says_hidden(name: str) -> Optional[bool]:
+    """Whether the name of a mask says that it is true of hidden keys, or of those that are seen; None: neither."""
+    if re.search("hid|pad|futur|block|invalid|beyond|out", name.lower()):
+        return True
+    return False if len(name) > 2 else None
 
 
 def _computes(trace: Trace) -> bool:
@@ -75,11 +102,18 @@ class Search:
         self.books, self.heads = books, [*heads(right, inputs)]
         sizes = {x.value.size for x in self.steps}
         books += [item for x in books if x.ndim == 3 for item in x if item.size in sizes]  # who loops over the batch
+        others = [*otherwise(books, right, inputs)]
         alone = [each for x in self.heads for each in x.swapaxes(0, 1) if each.size in sizes]  # heads in a list
-        self.right = Known([*(x for x in books if x.dtype != bool), *otherwise(books, right, inputs), *alone])
+        alone += [each for x in others for each in self._of_each_head(x) if each.size in sizes]
+        self.right = Known([*(x for x in books if x.dtype != bool), *others, *alone])
         self.is_right: list[bool] = []
         for x in self.steps:
-            gives_a_name = x.name == "named" and len(x.sources) == 1 and x.sources[0] >= 0
+            given = (
+                self.steps[x.sources[0]].value
+                if x.name == "named" and len(x.sources) == 1 <= x.sources[0] + 1
+                else None
+            )
+            gives_a_name = given is not None and np.array_equal(given, x.value, equal_nan=True)
             self.is_right.append(self.is_right[x.sources[0]] if gives_a_name else self._is_right(x))
         numbers = {i for i, x in enumerate(self.is_right) if x and is_numbers(self.steps[i].value)}
         self.good = numbers | self._leading_to(numbers)
@@ -105,6 +139,8 @@ class Search:
 
     def of_mistake(self, id: str, wrong: Trace, right: Trace, changed: Sequence[ChangedLine]) -> Optional[Place]:
         """The line of a mistake: where the numbers of the book's changed line appear, or what leads to them began."""
+        if id == "no_input" and self.steps:
+            return self.steps[-1].outer
         if not self.is_noted:
             return None
         if id.startswith(_LAID):
@@ -123,24 +159,37 @@ class Search:
         if id.startswith("swapped"):
             return self._swapped(wrong, right, changed)
         values = [x for each in changed for x in last_of(wrong, each) if is_numbers(x)]
+        if id == "lost_key":  # which keys a chunk has says no line
+            values = [x for x in values if x.ndim > 2]
         every = [*values, *(each for x in values for each in self._of_each_head(x))]
+        if id == "mask_after_softmax":  # the weights as the mask leaves them
+            every.reverse()
         new = next((at for x in every if x not in self.right for at in [self._first_with(x)] if at is not None), None)
+        if new is not None and id == "mask_after_softmax":
+            return self._called_with(new)
         if new is not None:
             return self._named_otherwise(id, self._began(new))
         if id.startswith("no_projection") and values:
             at = self._last_with(values[-1])
             return self.steps[at].outer if at is not None else self.first()
-        for x in values if not id.startswith(_OF_MASKS) else ():
+        for x in every if id == "no_scale" else values if not id.startswith(_OF_MASKS) else ():
             at = (self._made_last(x) if id == "no_scale" else self._last_with(x)) if x in self.right else None
             if at is not None:
                 return self.steps[at].place
         starts = [i for i, x in enumerate(wrong.steps) if any(each.is_at(x.place) for each in changed)]
         for step in wrong.steps[min(starts, default=0) :]:
             for x in (step.value, *self._of_each_head(step.value)):
-                at = self._first_with(x) if is_numbers(x) and x not in self.right else None
+                is_new = is_numbers(x) and x not in self.right and (id != "lost_key" or x.ndim > 2)
+                at = self._first_with(x) if is_new else None
                 if at is not None:
                     return self._named_otherwise(id, self._began(at))
         return self.first()
+
+    def _called_with(self, at: int) -> Place:
+        """The line that writes into what is right but for it; of one in a helper, that which calls it and another."""
+        step = self.steps[at]
+        began = self._began(at)
+        return step.outer if began.function != step.place.function else began
 
     def _of_each_head(self, x: Any) -> list[Any]:
         """Of an array of all heads, one below the other, that of each: who has heads in a list has no other."""
@@ -222,14 +271,19 @@ class Search:
         by a wrong number: the line that made this number."""
         if id in _OF_SIZES:
             return _where_named(place) or place
+        if id == "no_rescale":
+            return _where_a_number(place) or place
+        if id == "softmax_axis":
+            return _where_partial(place) or place
         if id != "mask_inverted":
             return place
         for step in self.steps:
             name = re.match(r"(\w+)\s*=[^=]", step.place.text)
-            if step.value.dtype == bool and name and step.place != place and re.search("[<>]", step.place.text):
-                hides = re.search("hid|pad|futur|block|invalid|beyond|out", name[1].lower())
+            makes = is_mask(step.value) and name and step.place != place and _MAKES_A_MASK.search(step.place.text)
+            if makes and name and self._is_used_by(step, place):
+                hides = _says_hidden(name[1])
                 seen = any(equal_masks(step.value, x) for x in self.masks)
-                if bool(hides) == seen and self._is_used_by(step, place):
+                if hides is None or hides == seen:
                     return step.place
         return place
 

@@ -227,12 +227,15 @@ def otherwise(books: Sequence[Any], right: Sequence[Trace], inputs: Inputs) -> I
                 yield np.concatenate([x.ravel() for x in made[1:]])
 
 
+_OF_HEADS = [f"book:{name}" for name in ("transpose_qkv", "dot_product", "masked_softmax", "softmax", "causal")]
+
+
 def heads(right: Sequence[Trace], inputs: Inputs) -> Iterator[Any]:
     """Arrays of the book's with an axis of heads, as (batch, heads, steps, features)."""
     heads = inputs.get("num_heads", 1)
     for trace in right:
         for step in trace.steps:
-            if step.value.ndim == 3 and step.place.file in ("book:transpose_qkv", "book:dot_product", "book:causal"):
+            if step.value.ndim == 3 and step.place.file in _OF_HEADS:
                 if len(step.value) % heads == 0 and heads > 1 and step.value.dtype != bool:
                     yield step.value.reshape(-1, heads, *step.value.shape[1:])
             if step.value.ndim == 4 and step.place.file == "book:transpose_qkv" and step.name == "transpose":
