@@ -133,6 +133,7 @@ def test_each_is_right(judged, text):
         (CHUNKS, "mask_off_by_one", "at < valid", "at <= valid", "at < valid"),
         (CHUNKS, "no_rescale", "c = np.exp(m - m_new)", "c = 1.0", ""),
         (CHUNKS, "no_rescale", "acc = acc * c + p @ v", "acc = acc + p @ v", ""),
+        (CHUNKS, "chunk_sum", "total = total * c + p.sum", "total = p.sum", ""),
         (CHUNKS, "no_softmax", "return acc / total", "return acc", ""),
         (INNER, "mask_inverted", "None] >= lens", "None] < lens", "None] >= lens"),
         (INNER, "mask_after_softmax", 'softmax(mask(np.einsum("bqd,bkd->bqk", q, k) / np.sqrt(q.shape[-1])))',

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -231,11 +232,13 @@ def told_roles(mine: Any, wanted: list[str], kind: str) -> dict[str, str]:
 def multiplies_masks(mine: Any) -> bool:
     """Whether code takes a mask for one of 0 and 1: it is subtracted from 1, or a number multiplies it."""
     room = getattr(mine, "__globals__", None) or vars(sys.modules.get(getattr(mine, "__module__", ""), sys))
-    names, text = [mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine)], ""
-    for each in names:  # and what of its file they call
+    read: list[Any] = [mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine)]
+    text = ""
+    for each in read:  # and the functions and classes of its file that they call
         own = _text_of(each)
         called = [room.get(name) for name in dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\(", own))]
-        names += [x for x in called if getattr(x, "__module__", "") == names[0].__module__ and x not in names]
+        theirs = [x for x in called if isinstance(x, (type, FunctionType)) and x.__module__ == read[0].__module__]
+        read += [x for x in theirs if x not in read]
         text += own
     return bool(_MULTIPLIED.search(text)) and not has_bool_masks_apart(mine)
 

@@ -241,8 +241,8 @@ def _exchanged(node: Any, _: Scope) -> Iterator[Edit]:
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
         names = dict.fromkeys(x.id for x in ast.walk(node.value) if isinstance(x, ast.Name))
         for one, two in itertools.combinations(names, 2) if len(names) < 9 else ():
-            other = {one: two, two: one}
-            text = re.sub(rf"\b({one}|{two})\b", lambda each, other=other: other[each[0]], ast.unparse(node.value))
+            words = re.split(rf"\b({one}|{two})\b", ast.unparse(node.value))  # every other is one of both
+            text = "".join({one: two, two: one}.get(x, x) if i % 2 else x for i, x in enumerate(words))
             yield instead(node.value, text)
 
 
