@@ -47,7 +47,7 @@ def edits(nodes: Sequence[Any], names: Scope, of: str = "") -> Iterator[Edit]:
 
 def is_of_number(edit: Edit, line: bytes) -> bool:
     """Whether it changes a number, or a text, that is written there: a name has its value from elsewhere."""
-    return bool(re.fullmatch(rb"[-+(]*[\d.]+\)?|[\"'].*[\"']", line[edit.start : edit.end]))
+    return bool(re.fullmatch(rb"[-+(]*[\d.]+(?:e[-+]?\d+)?\)?|[\"'].*[\"']", line[edit.start : edit.end]))
 
 
 def _axes(node: Any, _: Scope) -> Iterator[Edit]:

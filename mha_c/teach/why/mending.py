@@ -30,7 +30,8 @@ _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is trie
 
 
 _AS_IT_IS = ("mask_after_softmax", "no_rescale")  # another change of one line would only hide it
-_WHERE_FOUND = ("no_scale", "mask_inverted")  # of lines that mend equally well, the one where numbers differ first
+# Of lines that mend equally well, the one where numbers differ first; but a number that is written out is as likely.
+_WHERE_FOUND = ("no_scale", "mask_inverted")
 _IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
 _EACH_ITS_OWN = re.compile(
     rb"\s*(\w*cos\w*, \w*sin\w* = [^,]*cos[^,]*, [^,]*sin|\w*sin\w*, \w*cos\w* = [^,]*sin[^,]*, [^,]*cos)"
@@ -108,7 +109,7 @@ def _ordered(lines: Sequence[tuple[_Text, int]], places: Sequence[Place], id: st
         distance = min(_FAR, *near, _FAR)
         other = id in _WHERE_FOUND and not any((x.file, x.number) == (theirs.file, number) for x in places[:1])
         made += [
-            (distance + late, change._replace(cost=(other, *change.cost)))
+            (distance + late, change._replace(cost=(other and change.cost[2] > 0, *change.cost)))
             for late, change in _changes_of(theirs, number, id)
         ]
     return [change for _, change in sorted(made, key=lambda each: (each[0], each[1].cost))]
