@@ -229,6 +229,10 @@ class MHA(nn.Module):
         attn = attn.transpose(0, 1).contiguous().view(tgt, bsz, dim)
         return self.out_proj(attn)
 """
+FILLED = HEADS.replace(
+    "aw + key_padding_mask[:, None, None] * -1e9",
+    'aw.masked_fill(key_padding_mask.unsqueeze(1).unsqueeze(2).to(torch.bool), float("-inf"))',
+)
 SLICES = """
 import torch
 from torch import nn
@@ -255,6 +259,7 @@ IN_TORCH = {
     PARTIAL: ("attend", "dot_product"),
     GROUPS: ("grouped_query_attention", "grouped"),
     HEADS: ("MHA", "multi_head"),
+    FILLED: ("MHA", "multi_head"),
     SLICES: ("Sliced", "multi_head"),
 }
 
@@ -265,7 +270,7 @@ IN_TORCH = {
         (TURNS, "sin_cos_swapped", "return f.cos(), f.sin()", "return f.sin(), f.cos()", "return f.cos(), f.sin()"),
         (TURNS, "rope_direction", "a * cos - b * sin, a * sin + b * cos", "a * cos + b * sin, -a * sin + b * cos",
          "(a * cos - b * sin, a * sin + b * cos)"),
-        (HEADS, "heads_joined_wrong", "attn = attn.transpose(0, 1).contiguous()", "attn = attn.contiguous()", ""),
+        (FILLED, "heads_joined_wrong", "attn = attn.transpose(0, 1).contiguous()", "attn = attn.contiguous()", ""),
         (HEADS, "mask_small", "* -1e9", "* -1.0", "* -1e9"),
         (HEADS, "no_softmax", "p = p / p.sum(-1, keepdim=True)", "p = p", "p = p / p.sum(-1, keepdims=True)"),
         (HEADS, "dropout_on_scores", "p = torch.exp(aw -", "aw = self.drop(aw); p = torch.exp(aw -", ""),
