@@ -18,6 +18,7 @@ from .asking.mistakes import KINDS
 from .asking.probes import Inputs
 from .asking.rounds import as_mask, may_be_a_mask, rounds, run_of, runs
 from .asking.student import WEIGHTS, Round, Student, gradients_recorded
+from .asking.written import as_written
 from .checks.students import student_of
 from .words.sentences import said
 
@@ -131,7 +132,7 @@ def laws(mine: Any, kind: Optional[str] = None) -> Laws:
     """
     with gradients_recorded():
         try:
-            student = student_of(mine, kind)
+            student = student_of(as_written(mine), kind)
             asked = rounds(student)[0]
             tried = runs(student, asked)[:_WAYS]
             if may_be_a_mask(asked):

@@ -15,6 +15,7 @@ from ..._recognize import Weights, heads_of, weights_of
 from ..words.sentences import said
 from .configuration import Config, constructor_parameters, is_config, names_of, size_of, takes_config
 from .probes import Inputs, Sizes, probes
+from .written import written_methods
 
 _LEFT_AS_THEY_ARE = "bias", "base", "max_len", "temperature", "device", "dtype"  # where they have a default
 DROPOUT = 0.3  # the share that layers are made with: not a half, so that 1 - p is another number
@@ -132,6 +133,7 @@ def plain(x: Any) -> Any:
 
 def evaluating(layer: Any) -> Any:
     """The layer, in evaluation mode; of weights of half precision, which show few digits, in float32."""
+    written_methods(layer)
     if callable(getattr(layer, "eval", None)):
         layer.eval()
     held = [x for x in layer.parameters()] if callable(getattr(layer, "parameters", None)) else []

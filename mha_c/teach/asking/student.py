@@ -40,6 +40,7 @@ from .masks import CannotSay
 from .mistakes import KINDS, BookForm, signature
 from .probes import Inputs, Sizes, has_other_widths, lens_of, probes
 from .results import Memory, output_of
+from .written import nothing_compiled
 
 if TYPE_CHECKING:
     from ..._types import Array
@@ -72,7 +73,7 @@ def gradients_recorded() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.inference_mode(False), torch.enable_grad(), warnings.catch_warnings():
+        with torch.inference_mode(False), torch.enable_grad(), nothing_compiled(), warnings.catch_warnings():
             # Of layers of no features, which a class is tried with: no student asked for them.
             warnings.filterwarnings("ignore", ".*zero-element")
             yield

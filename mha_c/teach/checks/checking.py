@@ -27,6 +27,7 @@ from ..asking.rounds import (
     untried,
 )
 from ..asking.student import Round, Student, gradients_recorded
+from ..asking.written import as_written
 from ..why.own_lines import likeliest
 from ..words.sentences import said, say
 from .besides import besides
@@ -118,7 +119,7 @@ def check(
     """
     if mask is not None and mask not in (*masks.MEANS, "none"):
         raise ValueError(said('mask must be "attend", "hide", "add" or "none", got {mask!r}', mask=mask))
-    notes = []
+    notes, mine = [], as_written(mine)
     try:
         student = student_of(mine, kind, weights)
         student.mask = mask

@@ -16,6 +16,7 @@ from ..._recognize import books_name, parameters, root_of
 from ..asking.answers import readable
 from ..asking.kinds import told
 from ..asking.making import Unmade
+from ..asking.written import as_written
 from .notebooks import parts
 
 _DefinitionNode = Union[ast.FunctionDef, ast.ClassDef]
@@ -209,7 +210,7 @@ def layer_of(module: ModuleType, mine: Any) -> Any:
 
 def defined(module: ModuleType) -> dict[str, Any]:
     """Functions and classes that the file itself defines, those with an underscore left out."""
-    mine = {x: f for x, f in vars(module).items() if x[0] != "_" and callable(f)}
+    mine = {x: as_written(f) for x, f in vars(module).items() if x[0] != "_" and callable(f)}
     mine = {x: f for x, f in mine.items() if getattr(f, "__module__", "") == module.__name__}
     return {x: f for x, f in mine.items() if isinstance(f, type) or type(f).__module__ != module.__name__}
 
