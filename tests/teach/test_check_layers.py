@@ -258,3 +258,35 @@ def test_where_dropout_acts(where, id):
         answer = teach.check(mine)
         assert answer.mistakes == ([id] if id else []), answer
         assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_width_by_an_unknown_name_is_told_by_its_words():
+    """It was taken for the number of heads, which was left: a table of width 1, which broadcasts, was always right."""
+    torch = needs.module("torch")
+
+    class PositionalEncoding(torch.nn.Module):
+        def __init__(self, d_hid, base=10_000):
+            super().__init__()
+            angle = torch.arange(64.0)[:, None] / base ** (torch.arange(d_hid) // 2 * 2 / d_hid)
+            self.register_buffer("table", torch.where(torch.arange(d_hid) % 2 == 0, angle.sin(), angle.cos()))
+
+        def forward(self, x):
+            return x + self.table[: x.shape[1]]
+
+    class Wrong(PositionalEncoding):
+        def __init__(self, d_hid):
+            super().__init__(d_hid, 1000)
+
+    class MultiHeadAttention(torch.nn.Module):
+        def __init__(self, emb_width, num_heads):
+            super().__init__()
+            self.num_heads = num_heads
+            self.W_q, self.W_k, self.W_v, self.W_o = (torch.nn.Linear(emb_width, emb_width) for _ in range(4))
+
+        def forward(self, x):
+            q, k, v = (w(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for w in (self.W_q, self.W_k, self.W_v))
+            return self.W_o(((q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    assert teach.check(PositionalEncoding).ok
+    assert teach.check(Wrong, "positional_encoding").mistakes == ["wrong_exponent"]
+    assert teach.check(MultiHeadAttention).ok

@@ -27,6 +27,17 @@ _WORDS = [
 ]  # fmt: skip
 
 
+def _guessed(name: str) -> str:
+    """What the words of a name that nobody knows say, or ""."""
+    return next((ours for words, ours in _WORDS if re.search(words, name.lower())), "")
+
+
+def _is_a_width(name: str) -> bool:
+    """Whether a name that nobody knows is surely that of a number of features: d_hid, emb_size."""
+    says_number = re.search("^(d|n|num|dim)_|(size|dims?|width|features|channels|units)$", name.lower())
+    return bool(says_number) and _guessed(name) == "num_hiddens"
+
+
 class _NestedSize(int):
     """A size of a configuration that may be one itself: config.model.width."""
 
@@ -51,7 +62,7 @@ class Config(dict):  # type: ignore[type-arg]
 
     def __getitem__(self, name: str) -> Any:
         found = name if name in self else size_of(name)
-        guessed = next((ours for words, ours in _WORDS if re.search(words, str(name).lower())), "")
+        guessed = _guessed(str(name))
         if not (found or guessed):
             raise KeyError(name)
         self.asked.add(found or guessed)
@@ -135,6 +146,8 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
         for_heads = {"key_size": "head_dim", "value_size": "head_dim"}
         names = {name: for_heads.get(ours, ours) if "dim" in name else ours for name, ours in names.items()}
     unknown = [each.name for each in wanted if each.default is each.empty and not names[each.name]]
+    if unknown and "num_hiddens" not in names.values() and _is_a_width(unknown[0]) and not is_config(mine, unknown[0]):
+        names[unknown.pop(0)] = "num_hiddens"
     if len(unknown) == 1 and len(wanted) > 1 and "num_heads" not in names.values() and not is_config(mine, unknown[0]):
         names[unknown[0]] = "num_heads"
     return names
