@@ -290,3 +290,51 @@ def test_a_width_by_an_unknown_name_is_told_by_its_words():
     assert teach.check(PositionalEncoding).ok
     assert teach.check(Wrong, "positional_encoding").mistakes == ["wrong_exponent"]
     assert teach.check(MultiHeadAttention).ok
+
+
+def test_what_adds_positions_to_the_scores_is_of_no_kind():
+    """ALiBi, T5 and Shaw are right; the book has no such function, and the line that adds them is no mistake."""
+    torch = needs.module("torch")
+
+    class Attention(torch.nn.Module):
+        def __init__(self, d_model, num_heads, use_alibi=False):
+            super().__init__()
+            self.num_heads, self.use_alibi = num_heads, use_alibi
+            self.W_q, self.W_k, self.W_v, self.W_o = (torch.nn.Linear(d_model, d_model) for _ in range(4))
+
+        def forward(self, x):
+            q, k, v = (w(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for w in (self.W_q, self.W_k, self.W_v))
+            scores = q @ k.mT / q.shape[-1] ** 0.5
+            if self.use_alibi:
+                steps = torch.arange(x.shape[1])
+                scores = (
+                    scores - (steps[:, None] - steps).abs() / 2 ** torch.arange(1, self.num_heads + 1)[:, None, None]
+                )
+            return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    answer = teach.check(Attention(8, 2, use_alibi=True), "multi_head")
+    assert answer.ok is None and answer.mistakes == ["not_judged"] and "alibi" in str(answer)
+    assert teach.check(Attention(8, 2), "multi_head").ok
+    assert teach.check(Attention, "multi_head").mistakes == ["untried"]
+
+
+def test_a_flag_of_relative_positions_chooses_no_biases():
+    """has_relative_attention_bias=True of T5 was asked for biases of W_q, and its table was a parameter too many."""
+    torch = needs.module("torch")
+
+    class SelfAttention(torch.nn.Module):
+        def __init__(self, d_model, num_heads, has_relative_attention_bias=False):
+            super().__init__()
+            self.num_heads = num_heads
+            self.W_q, self.W_k, self.W_v, self.W_o = (torch.nn.Linear(d_model, d_model, bias=False) for _ in range(4))
+            self.table = torch.nn.Embedding(9, num_heads) if has_relative_attention_bias else None
+
+        def forward(self, x):
+            q, k, v = (w(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for w in (self.W_q, self.W_k, self.W_v))
+            scores = q @ k.mT / q.shape[-1] ** 0.5
+            if self.table is not None:
+                steps = torch.arange(x.shape[1])
+                scores = scores + self.table((steps - steps[:, None]).clamp(-4, 4) + 4).permute(2, 0, 1)
+            return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    assert teach.check(SelfAttention, "multi_head").mistakes == ["untried"]

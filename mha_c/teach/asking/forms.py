@@ -59,6 +59,10 @@ STEPS_FIRST = ("time first", "time first, heads")
 NARROWER = (*STEPS_FIRST, "single_query", "one query", "one query, time first")
 _STEPS = r"(?:T|L|S|seq\w*|sequence\w*|n?steps|num_steps|time\w*|length|src_len|tgt_len)"
 _BATCH = r"(?:B|N|b|bs|bsz|batch\w*)"
+# What adds to the scores a number of the positions, learned or not: ALiBi, T5, Shaw.
+ADDS_POSITIONS = re.compile(
+    r"alibi|relative[ _]?(attention_?bias|pos|bias)\w*|rel_?pos\w*|positional?_?bias", re.IGNORECASE
+)
 _STEPS_FIRST = re.compile(rf"\b{_STEPS}\s*,\s*{_BATCH}\b")
 _BATCH_FIRST = re.compile(rf"\b{_BATCH}\s*,\s*{_STEPS}\b|batch_first\s*=\s*True")
 
@@ -241,6 +245,12 @@ def multiplies_masks(mine: Any) -> bool:
         read += [x for x in theirs if x not in read]
         text += own
     return bool(_MULTIPLIED.search(text)) and not has_bool_masks_apart(mine)
+
+
+def added_by_position(mine: Any) -> str:
+    """The word of its code, or of what it documents, that says that scores get a number of positions; "" if none."""
+    found = ADDS_POSITIONS.search(_text_of(mine if inspect.isroutine(mine) or isinstance(mine, type) else type(mine)))
+    return found[0] if found else ""
 
 
 @lru_cache(maxsize=16)  # Python reads a whole file to find a class in it, and an answer asks several times

@@ -32,7 +32,7 @@ def made_with(student: Student, value: bool) -> Iterator[tuple[str, Student]]:
     if not student.is_class:
         return
     names = [each.name for each in constructor_parameters(student.mine) if isinstance(each.default, bool)]
-    names = [name for name in names if re.search("bias$", name, re.IGNORECASE)]
+    names = [name for name in names if re.search("(?<!attention_)(?<!position_)bias$", name, re.IGNORECASE)]
     if not names and takes_config(student.mine) and asks_for(student.mine, "bias"):
         names = ["bias"]
     for name in names:

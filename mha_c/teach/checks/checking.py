@@ -34,7 +34,7 @@ from .besides import besides
 from .besides import notes as notes_on
 from .beyond import beyond, extra, of_large_scores
 from .biases import biases, made_with
-from .choices import choices
+from .choices import by_positions, choices
 from .choices import left as left_of_constructor
 from .explaining import despite_nan, explanation, fixed_scale, is_right
 from .fixed import others
@@ -136,6 +136,10 @@ def check(
                 # Right with one input in three places says nothing about three: then what differs is among them.
                 tells = causal.mistakes or student.attends_to_itself or "hides_future" in answer.mistakes
                 answer = causal if tells and not {"unknown", "raises"} & {*causal.mistakes} else answer
+            word = by_positions(student) if answer.mistakes[:1] in (["unknown"], ["one_line"]) else ""
+            if word:
+                words = say("by_positions", name=student.name, kind=student.kind, word=word)
+                return Answer(["not_judged"], [words], notes)
             return answer
     except Unmade as error:
         return unmade(mine, error, notes)

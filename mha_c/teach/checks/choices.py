@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from ..._recognize import parameters
 from ..._recognize.roles import is_flag
 from ..asking.configuration import constructor_parameters
+from ..asking.forms import ADDS_POSITIONS, added_by_position
 from ..asking.mistakes import KINDS, ROTARY, BookForm
 from ..asking.rounds import forms_of_mask
 from ..asking.student import Round, Student
@@ -15,6 +17,7 @@ from ..asking.student import Round, Student
 _CHANGES = re.compile(
     ".*(window|mask|alibi|relative|rope|rotary|qk_?norm|soft_?cap|sink|sparse|dilat).*", re.IGNORECASE
 )
+_WITH_SCORES = "dot_product", "multi_head", "causal", "causal_multi_head", "window", "grouped"
 _ROTATES = re.compile(".*(rope|rotary).*", re.IGNORECASE)
 
 
@@ -45,6 +48,16 @@ def choices(student: Student) -> Iterator[tuple[str, Student, Round]]:
             made = Student(student.mine, kind, student.weights, {**student.chosen, name: value}, student.mask)
             role = "" if not (value and is_flag(each)) else "made" if kind == "causal_multi_head" else "flag"
             yield f"{name}={value}", made, Round(forms, role, name)
+
+
+def by_positions(student: Student) -> str:
+    """The word of its code that says that scores get a number of positions, as in no function of the book; "" where
+    there is none, or an argument that is off chooses it."""
+    if student.kind not in _WITH_SCORES:
+        return ""
+    made_by = constructor_parameters(student.mine) if student.is_class else []
+    given = (each for each in [*made_by, *parameters(student.mine)] if each.default in (None, False, 0))
+    return "" if any(ADDS_POSITIONS.search(each.name) for each in given) else added_by_position(student.mine)
 
 
 def left(student: Student) -> list[str]:

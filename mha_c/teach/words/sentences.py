@@ -42,6 +42,8 @@ SENTENCES = {
     "keys, call it mask or valid_lens; if not, give check a function without it.",
     "untried_made": "What its constructor's argument {argument} does was not tried.  Give check a layer that is made "
     "as you use it, in the place of the class.",
+    "by_positions": "{name} is not like the book's {kind}, and its code says why it may be right: {word}.  No kind of "
+    "check adds a number of positions to the scores.  Give check the same attention without it.",
     "not_understood": "check does not know what to give {name} for {arguments}.  Give check a function that makes "
     "these itself, and takes the arguments of the book.",
     "extra_parameter": "It has parameters that the book's {kind} has not: {names}.  At their first values they change "
