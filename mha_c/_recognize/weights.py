@@ -27,7 +27,8 @@ class Weights(NamedTuple):
     Attributes
     ----------
     parts : dict
-        {the book's name: its parts, joined along the outputs}.  A layer may have no W_o.
+        {the book's name: its parts, joined along the outputs; of W_o, where heads have one each, along the inputs}.  A
+        layer may have no W_o.
     num_heads, num_kv_heads : int
         Heads of queries; heads of keys and values.  1 where the layer says nothing of heads.
     """
@@ -38,17 +39,19 @@ class Weights(NamedTuple):
 
     def get(self, layer: Any, name: str) -> Any:
         """The weight of this name of the book, (inputs, outputs) as in X @ W, as an array; w_v is (inputs,)."""
-        found = np.concatenate([stored_in(layer, part)[place(part)].T for part in self.parts[name]], axis=1)
+        parts = self.parts[name]
+        found = np.concatenate([stored_in(layer, part)[place(part)].T for part in parts], axis=int(name != "W_o"))
         return found[:, 0] if name == "w_v" else found
 
     def set(self, layer: Any, name: str, new: Any) -> None:
         """Write the weight of this name, of the shape that `get` gives, into the layer."""
         new, begin = np.asarray(new), 0
-        new = new[:, None] if new.ndim == 1 else new
+        new = (new[:, None] if new.ndim == 1 else new).T
         for part in self.parts[name]:
             stored = stored_in(layer, part).copy()
-            count = stored[place(part)].shape[0]
-            stored[place(part)] = new[:, begin : begin + count].T
+            count = stored[place(part)].shape[name == "W_o"]
+            cut = slice(begin, begin + count)
+            stored[place(part)] = new[:, cut] if name == "W_o" else new[cut]
             write(layer, part.weight, as_it_was(layer, part, stored))
             begin += count
 
@@ -57,6 +60,8 @@ class Weights(NamedTuple):
         found = [bias_of(layer, part) for part in self.parts[name]]
         if any(x is None for x in found):
             return None
+        if name == "W_o":
+            return sum(found)
         return np.concatenate([x[part.rows_of(len(x))] for x, part in zip(found, self.parts[name])])
 
     def set_bias(self, layer: Any, name: str, new: Any) -> None:
@@ -64,6 +69,10 @@ class Weights(NamedTuple):
         begin = 0
         for part in self.parts[name]:
             stored = bias_of(layer, part).copy()
+            if name == "W_o":
+                write(layer, part.bias, stored * 0 if begin else new)
+                begin += 1
+                continue
             rows = part.rows_of(len(stored))
             count = len(stored[rows])
             stored[rows] = new[begin : begin + count]
@@ -78,10 +87,24 @@ class Weights(NamedTuple):
 
     def sizes(self, layer: Any) -> dict[str, tuple[int, int]]:
         """{name: (inputs, outputs)}; 0 for a size that the first call of a layer sets."""
+        shapes = {name: [shape_of(layer, part) for part in parts] for name, parts in self.parts.items()}
         return {
-            name: (shape_of(layer, parts[0])[1], sum(shape_of(layer, part)[0] for part in parts))
-            for name, parts in self.parts.items()
+            name: (sum(x for _, x in each), each[0][0]) if name == "W_o" else (each[0][1], sum(x for x, _ in each))
+            for name, each in shapes.items()
         }
+
+    def beside(self, queries: int) -> Weights:
+        """The same, where one weight makes W_q and W_k side by side, of so many features of queries."""
+        (q, *_), (k, *_) = self.parts["W_q"], self.parts["W_k"]
+        if q.columns is None or k.columns is None:
+            return self
+        wide = max(q.columns.stop, k.columns.stop)
+        first = queries if q.columns.start == 0 else wide - queries
+        columns = slice(0, first), slice(first, wide)
+        own, other = columns if q.columns.start == 0 else columns[::-1]
+        return self._replace(
+            parts={**self.parts, "W_q": (q._replace(columns=own),), "W_k": (k._replace(columns=other),)}
+        )
 
     def unused(self, layer: Any) -> list[str]:
         """The names of the layer's parameters that belong to none of these weights."""
@@ -166,8 +189,10 @@ class _LayerLeaves:
         rest = [leaf for leaf in self.leaves if id(leaf) not in used and leaf.shape[0] != 1]  # no W_o is a vector
         named = [leaf for leaf in by_root.get("o", []) if id(leaf) not in used]
         out = named[:1] if named and named[0].place[:1] in ((), (0,), (3,)) else rest[:1] if len(rest) == 1 else []
-        queries = out[0].shape[1] if out else 0
-        found = [{**parts, **({"W_o": (out[0].part,)} if out else {})}
+        if len(named) == len(by_root.get("q", [])) > 1 and all(leaf.place for leaf in named):
+            out = named  # each head has one; their sum is the output
+        queries = sum(leaf.shape[1] for leaf in out)
+        found = [{**parts, **({"W_o": tuple(leaf.part for leaf in out)} if out else {})}
                  for parts in self._projections(by_root, joint, queries)]  # fmt: skip
         found = [self._with_biases(parts) for parts in found]
         return list(itertools.chain.from_iterable(map(self._with_heads, map(self._both_ways, found))))

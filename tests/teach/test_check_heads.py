@@ -110,3 +110,77 @@ class Alike:
 )
 def test_all_heads_alike(how, id):
     assert teach.check(Alike(6, 3, how), "multi_head").mistakes == [id] * bool(id)
+
+
+def test_heads_that_have_an_output_projection_each():
+    """Their sum is what W_o makes of all heads beside each other: its rows are those of the heads."""
+    torch = needs.module("torch")
+
+    class Head(torch.nn.Module):
+        def __init__(self, wide, size, scale):
+            super().__init__()
+            self.q, self.k, self.v = (torch.nn.Linear(wide, size) for _ in range(3))
+            self.o, self.scale = torch.nn.Linear(size, wide), scale
+
+        def forward(self, x):
+            return self.o((self.q(x) @ self.k(x).mT * self.scale).softmax(-1) @ self.v(x))
+
+    class MultiHeadAttention(torch.nn.Module):
+        def __init__(self, d_model, n_heads):
+            super().__init__()
+            size = d_model // n_heads
+            self.heads = torch.nn.ModuleList(Head(d_model, size, size**-0.5) for _ in range(n_heads))
+
+        def forward(self, x):
+            return sum(head(x) for head in self.heads)
+
+    class Wrong(MultiHeadAttention):
+        def __init__(self, d_model, n_heads):
+            super().__init__(d_model, n_heads)
+            for head in self.heads:
+                head.scale = d_model**-0.5
+
+    assert teach.check(MultiHeadAttention).ok and teach.check(MultiHeadAttention(12, 3)).ok
+    assert teach.check(Wrong, "multi_head").mistakes == ["scale_num_hiddens"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_one_projection_of_queries_beside_keys_of_another_width(turned):
+    """Where the one ends and the other begins, the features say; halves fitted them the other way round."""
+    torch = needs.module("torch")
+
+    class AdditiveAttention(torch.nn.Module):
+        def __init__(self, query_size, key_size, num_hiddens):
+            super().__init__()
+            self.attn = torch.nn.Linear(query_size + key_size, num_hiddens)
+            self.v = torch.nn.Linear(num_hiddens, 1, bias=False)
+
+        def forward(self, queries, keys, values):
+            pair = [
+                queries[:, :, None].expand(-1, -1, keys.shape[1], -1),
+                keys[:, None].expand(-1, queries.shape[1], -1, -1),
+            ]
+            features = torch.tanh(self.attn(torch.cat(pair[::-1] if turned else pair, -1)))
+            return self.v(features).squeeze(-1).softmax(-1) @ values
+
+    assert teach.check(AdditiveAttention, "additive").ok
+
+
+def test_additive_attention_of_one_width_is_asked_with_masks():
+    """Of probes whose queries are as wide as their keys, one could say what a mask of (batch, keys) can: too few."""
+    torch = needs.module("torch")
+
+    class Attention(torch.nn.Module):
+        def __init__(self, hidden_size):
+            super().__init__()
+            self.W1, self.W2 = (torch.nn.Linear(hidden_size, hidden_size) for _ in range(2))
+            self.V = torch.nn.Linear(hidden_size, 1)
+
+        def forward(self, states, outputs, mask=None):
+            scores = self.V(torch.tanh(self.W1(states)[:, :, None] + self.W2(outputs)[:, None])).squeeze(-1)
+            if mask is not None:
+                scores = scores.masked_fill(~mask[:, None], -1e9)
+            return scores.softmax(-1) @ outputs
+
+    answer = teach.check(Attention, "additive")
+    assert answer.ok and answer.mask == "attend"

@@ -47,6 +47,9 @@ def _made_for(student: Student, asked: Round, layout: str, again: bool = False) 
                 raise CannotAsk(said(words, name=student.name, arguments=arguments))
             student.sizes = student.layers.sizes_that_fit(layer)
             return _made_for(student, asked, layout, again=True)
+        if student.kind == "additive" and student.sizes is None and len(fitting) < len(made):
+            student.sizes = student.layers.sizes(student.layers.at(fitting[-1]))  # queries as wide as keys: all fit
+            return _made_for(student, asked, layout)
         made = [*fitting, *_of_narrow_head(student, asked, fitting[-1])]
     return [doubled(each) for each in made] if "heads" in layout else made
 

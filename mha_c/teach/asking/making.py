@@ -247,7 +247,10 @@ class Layers:
         shapes = (*heads, *(_shape(inputs[name]) if name in inputs else None for name in _OF_PROBES))
         if shapes in known:  # each probe is asked many times
             return known[shapes]
-        sizes = [(each, each.sizes(layer)) for each in self.weights(layer)]
+        ways = self.weights(layer)
+        if self.kind == "additive":
+            ways = self._read[id(layer)] = [each.beside(len(inputs["W_q"])) for each in ways]
+        sizes = [(each, each.sizes(layer)) for each in ways]
         fitting = [each for each, size in sizes if self._are(size, inputs)]
         if fitting:  # of the ways to read its weights
             self._read[id(layer)] = fitting
