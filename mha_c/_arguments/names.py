@@ -33,12 +33,12 @@ OTHERS = {
     "query_size": OtherNames(
         "d d_k 查询维度 查询大小 输入维度",
         constructor="q_dim dim_q d_q d_query d_in in_features input_dim in_dim d_input dim_in in_size input_size "
-        "enc_dim dec_dim dec_hid_dim",
+        "enc_dim dec_dim dec_hid_dim decoder_dim decoder_hidden_dim decoder_hidden_size decoder_size",
         ours="qdim query_dim",
     ),
     "key_size": OtherNames(
         "键维度 键大小",
-        constructor="k_dim enc_hid_dim encoder_dim d_key",
+        constructor="k_dim enc_hid_dim encoder_dim encoder_hidden_dim encoder_hidden_size encoder_size d_key",
         ours="kdim key_dim",
     ),
     "value_size": OtherNames("值维度 值大小", constructor="v_dim d_value", ours="vdim value_dim"),

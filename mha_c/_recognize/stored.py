@@ -66,12 +66,36 @@ def paths(layer: Any) -> list[str]:
     """Of all parameters, or of all arrays: of the layer, in its lists, and the weight and bias of its parts."""
     if hasattr(layer, "named_parameters"):
         return [path for path, _ in layer.named_parameters()]
+    found = _within(layer, 3)  # a layer, its list of heads, their projections
+    return [path for path in found if hasattr(at(layer, path), "shape")]
+
+
+def _within(layer: Any, depth: int) -> list[str]:
+    """The paths of what a layer of no library of tensors holds, and of what its parts hold."""
     found: list[str] = []
-    for name, held in vars(layer).items():
+    for name, held in getattr(layer, "__dict__", {}).items() if depth else ():
         parts = {f"{name}.{i}": x for i, x in enumerate(held)} if isinstance(held, list) else {name: held}
         for path, part in parts.items():
-            found += [f"{path}.weight", f"{path}.bias"] if hasattr(part, "weight") else [path]
-    return [path for path in found if hasattr(at(layer, path), "shape")]
+            inner = _of_part(part) or ([] if hasattr(part, "shape") else _within(part, depth - 1))
+            found += [f"{path}.{each}" for each in inner] or [path]
+    return found
+
+
+_WEIGHT, _HOLDS = ("weight", "weights", "W", "w", "kernel"), ("data", "value", "values")
+
+
+def _of_part(part: Any) -> list[str]:
+    """Where a part keeps its weight and bias: a Linear of NumPy's has W and b, or w.data and b.data."""
+    if hasattr(part, "weight"):
+        return ["weight", "bias"]
+    held = {name: x for name, x in getattr(part, "__dict__", {}).items() if name in (*_WEIGHT, "bias", "b")}
+    return [_to_numbers(name, x) for name, x in held.items()]
+
+
+def _to_numbers(name: str, held: Any) -> str:
+    """The path to the array: the attribute itself, or one that it holds."""
+    inner = [each for each in _HOLDS if isinstance(getattr(held, each, None), np.ndarray)]
+    return f"{name}.{inner[0]}" if inner and not isinstance(held, np.ndarray) else name
 
 
 def leaves_of(layer: Any) -> Iterator[Leaf]:
@@ -88,7 +112,7 @@ def leaves_of(layer: Any) -> Iterator[Leaf]:
 def _bias_beside(path: str, every: Sequence[str]) -> str:
     """The path of the bias beside a weight: bias, in_proj_bias, b_q, B_Q, b.0 beside W.0; "" where there is none."""
     words = path.split(".")
-    last = max((i for i, word in enumerate(words) if not word.isdigit()), default=0)
+    last = max((i for i, word in enumerate(words) if not word.isdigit() and not (i and word in _HOLDS)), default=0)
     name = words[last]
     if name.endswith("weight"):
         words[last] = name[: -len("weight")] + "bias"
@@ -118,7 +142,8 @@ def _leaf(layer: Any, path: str, bias: str) -> Leaf:
     part = Part(path, bias, in_part or last.endswith("_weight"))
     if not _is_open(stored) and len(stored.shape) == 3:
         part = part._replace(axes=PER_HEAD[0])
-    words = owner_path.split(".") if last == "weight" and owner_path else path.split(".")
+    says_nothing = last == "weight" or (last in _HOLDS and not hasattr(layer, "named_parameters"))
+    words = owner_path.split(".") if says_nothing and owner_path else path.split(".")
     return Leaf(
         ".".join(word for word in words if not word.isdigit()),
         tuple(int(word) for word in words if word.isdigit()),

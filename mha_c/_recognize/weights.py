@@ -80,8 +80,9 @@ class Weights(NamedTuple):
             begin += count
 
     def clear_biases(self, layer: Any) -> None:
-        """Write zeros into all biases."""
-        for path in {part.bias for parts in self.parts.values() for part in parts} - {""}:
+        """Write zeros into all biases, those too that are added to what several weights make."""
+        alone = {path for path in self.unused(layer) if path.rpartition(".")[2] in ("bias", "b")}
+        for path in {part.bias for parts in self.parts.values() for part in parts} - {""} | alone:
             if at(layer, path) is not None:
                 write(layer, path, np.zeros(tuple(at(layer, path).shape)))
 

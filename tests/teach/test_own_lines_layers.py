@@ -97,3 +97,28 @@ class Aufmerksamkeit(nn.Module):
     assert right.ok and "number of heads" not in str(right)
     wrong = layer.replace("aus.transpose(1, 2).reshape", "aus.reshape")
     assert judged(wrong, "Aufmerksamkeit", kind="multi_head").judged[0].answer.mistakes == ["heads_joined_wrong"]
+
+
+TABLE = """
+import math, torch
+class PositionalEncoding(torch.nn.Module):
+    '''sin(pos / 10000 ** (2 * i / d))'''
+    def __init__(self, d_model, max_len):
+        super().__init__()
+        self.table = torch.zeros(max_len, d_model)
+        for pos in range(max_len):
+            for i in range(d_model):
+                angle = pos / 10000 ** (2 * i / d_model)
+                self.table[pos, i] = math.cos(angle) if i % 2 else math.sin(angle)
+    def forward(self, x):
+        part = self.table[:x.shape[1]]
+        return x + part[None]
+"""
+
+
+def test_a_table_of_pythons_numbers_has_its_line_where_it_is_made(judged):
+    """Python's numbers are not noted: what reads the table is no student's mistake."""
+    needs.module("torch")
+    (each,) = judged(TABLE).judged
+    (line,) = each.answer.lines
+    assert each.answer.mistakes == ["wrong_exponent"] and line.text == "angle = pos / 10000 ** (2 * i / d_model)", each

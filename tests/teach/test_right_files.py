@@ -90,3 +90,124 @@ def test_rotations_of_steps_before_the_batch(judged):
     assert found.ok and "(steps, batch, heads, features)" in str(found), found
     silent = answer(judged(ROPE.format(says="")))
     assert silent.mistakes == ["batch_for_steps"] and "(steps, batch" in str(silent), silent
+
+
+LAYERS = """
+import numpy as np
+class Param:
+    def __init__(self, *shape): self.data, self.grad = np.random.rand(*shape), np.zeros(shape)
+class Linear:
+    def __init__(self, d_in, d_out):
+        {held}
+    def forward(self, x):
+        {product}
+class Dropout:
+    def __init__(self, rate): self.rate, self.training = rate, True
+    def forward(self, x, training):
+        return x * (np.random.rand(*x.shape) > self.rate) / (1 - self.rate) if training else x
+class MultiHeadAttention:
+    def __init__(self, n_heads, d_model, d_query, d_value, rate=0.1):
+        self.h, self.training = n_heads, True
+        self.wq, self.wk = Linear(d_model, n_heads * d_query), Linear(d_model, n_heads * d_query)
+        self.wv, self.wo = Linear(d_model, n_heads * d_value), Linear(n_heads * d_value, d_model)
+        self.drop = Dropout(rate)
+    def split(self, x):
+        return x.reshape(*x.shape[:2], self.h, -1).transpose(0, 2, 1, 3)
+    def forward(self, q, k, v, mask=None{argument}):
+        q, k, v = self.split(self.wq.forward(q)), self.split(self.wk.forward(k)), self.split(self.wv.forward(v))
+        scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])
+        if mask is not None:
+            scores = np.where(mask, scores, -1e9)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights = self.drop.forward(weights / weights.sum(-1, keepdims=True), {training})
+        return self.wo.forward((weights @ v).transpose(0, 2, 1, 3).reshape(len(q), q.shape[2], -1))
+"""
+HELD = [
+    ("self.W, self.b = np.ones((d_in, d_out)), np.zeros(d_out)", "return x @ self.W + self.b"),
+    ("self.w, self.b, self.dw = np.ones((d_out, d_in)), np.zeros(d_out), None", "return x @ self.w.T + self.b"),
+    ("self.w, self.b = Param(d_in, d_out), Param(d_out)", "return x @ self.w.data + self.b.data"),
+]
+
+
+@pytest.mark.parametrize(("held", "product"), HELD)
+@pytest.mark.parametrize(("argument", "training"), [(", training=True", "training"), ("", "self.training")])
+def test_layers_of_numpy_made_of_layers(judged, held, product, argument, training):
+    """Parts of their own keep the weights, and an argument or an attribute says that it trains."""
+    text = LAYERS.format(held=held, product=product, argument=argument, training=training)
+    found = answer(judged(text))
+    assert found.ok and found.mask == "attend", found
+    wrong = answer(judged(text.replace("np.sqrt(q.shape[-1])", "q.shape[-1]")))
+    assert wrong.mistakes == ["scale_d"] and wrong.lines[0].text.startswith("scores ="), wrong
+    always = answer(judged(text.replace("if training else x", "")))
+    assert always.mistakes == ["dropout_in_eval"], always
+
+
+def test_an_attention_of_an_encoder_and_a_decoder_has_two_widths(judged):
+    needs.module("torch")
+    found = answer(
+        judged("""
+import torch
+from torch import nn
+class BahdanauAttention(nn.Module):
+    def __init__(self, encoder_hidden_dim, decoder_hidden_dim, attention_dim):
+        super().__init__()
+        self.W1, self.W2 = nn.Linear(encoder_hidden_dim, attention_dim), nn.Linear(decoder_hidden_dim, attention_dim)
+        self.V = nn.Linear(attention_dim, 1)
+    def forward(self, encoder_outputs, decoder_hidden):
+        assert encoder_outputs.shape[2] == self.W1.in_features and decoder_hidden.shape[1] == self.W2.in_features
+        scores = self.V(torch.tanh(self.W1(encoder_outputs) + self.W2(decoder_hidden.unsqueeze(1)))).squeeze(-1)
+        return torch.bmm(scores.softmax(1).unsqueeze(1), encoder_outputs).squeeze(1)
+""")
+    )
+    assert found.ok, found
+
+
+@pytest.mark.parametrize("name", ["query_key_size", "d_tensor", "feature_dim"])
+def test_a_width_by_a_name_in_no_table(judged, name):
+    text = f"""
+import numpy as np
+class ScaledDotProductAttention:
+    def __init__(self, {name}):
+        self.scale = np.sqrt({name})
+    def __call__(self, q, k, v):
+        s = q @ k.swapaxes(-1, -2) / self.scale
+        e = np.exp(s - s.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True) @ v
+"""
+    assert answer(judged(text)).ok
+    (each,) = judged(text.replace("self.scale =", f"assert {name} == 1000\n        self.scale =")).judged
+    assert (each.ok, each.problem.id) == (None, "not_judged") and name in each.text  # the guess may be wrong
+
+
+def test_values_stand_for_keys_too(judged):
+    """Luong's: attention(query, value)."""
+    found = answer(
+        judged("""
+import numpy as np
+def attention(query, value):
+    s = query @ value.swapaxes(1, 2) / np.sqrt(value.shape[-1])
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ value
+""")
+    )
+    assert found.ok and "it takes no keys" in str(found), found
+
+
+def test_a_bias_of_the_sum_of_queries_and_keys_is_none_of_the_numbers(judged):
+    needs.module("torch")
+    found = answer(
+        judged("""
+import torch
+from torch import nn
+class AdditiveAttention(nn.Module):
+    def __init__(self, d_model):
+        super().__init__()
+        self.query_proj, self.key_proj = (nn.Linear(d_model, d_model, bias=False) for _ in range(2))
+        self.bias = nn.Parameter(torch.rand(d_model).uniform_(-0.1, 0.1))
+        self.score_proj = nn.Linear(d_model, 1)
+    def forward(self, query, key, value):
+        hidden = self.query_proj(query)[:, :, None] + self.key_proj(key)[:, None] + self.bias
+        return self.score_proj(torch.tanh(hidden)).squeeze(-1).softmax(-1) @ value
+""")
+    )
+    assert found.ok, found

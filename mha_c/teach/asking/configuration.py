@@ -137,6 +137,9 @@ def _text_of(constructor: Any) -> str:
         return ""
 
 
+_OF_INPUTS = ("query_size", "key_size", "value_size")
+
+
 def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
     """What the book calls the arguments of a constructor; "" where nothing tells."""
     names = {parameter.name: size_of(parameter.name) for parameter in wanted}
@@ -145,9 +148,17 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
     if "num_heads" in names.values() and not {"query_size", "head_dim"} & {*names.values()}:  # as in Keras
         for_heads = {"key_size": "head_dim", "value_size": "head_dim"}
         names = {name: for_heads.get(ours, ours) if "dim" in name else ours for name, ours in names.items()}
-    unknown = [each.name for each in wanted if each.default is each.empty and not names[each.name]]
+    if {"num_heads", "num_hiddens"} <= {*names.values()}:  # (n_heads, d_model, d_query, d_value): of the paper
+        of_paper = (x for x, ours in names.items() if x[:3] in ("d_q", "d_k", "d_v") and ours in _OF_INPUTS)
+        names.update(dict.fromkeys([*of_paper], "head_dim"))
+    unknown = [name for name in unknown_of(wanted) if not names[name]]
     if unknown and "num_hiddens" not in names.values() and _is_a_width(unknown[0]) and not is_config(mine, unknown[0]):
         names[unknown.pop(0)] = "num_hiddens"
     if len(unknown) == 1 and len(wanted) > 1 and "num_heads" not in names.values() and not is_config(mine, unknown[0]):
         names[unknown[0]] = "num_heads"
     return names
+
+
+def unknown_of(wanted: Sequence[inspect.Parameter]) -> list[str]:
+    """The arguments that must be given, and whose names no table has."""
+    return [each.name for each in wanted if each.default is each.empty and not size_of(each.name)]

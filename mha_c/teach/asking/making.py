@@ -13,7 +13,7 @@ import numpy as np
 from ..._arguments.arrays import is_tensor
 from ..._recognize import Weights, heads_of, weights_of
 from ..words.sentences import said
-from .configuration import Config, constructor_parameters, is_config, names_of, size_of, takes_config
+from .configuration import Config, constructor_parameters, is_config, names_of, size_of, takes_config, unknown_of
 from .probes import Inputs, Sizes, probes
 from .written import written_methods
 
@@ -123,6 +123,10 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
         if configs and isinstance(error, (AttributeError, KeyError)):  # of the invented object, not of the code
             words = "check does not know what {name} holds ({error}): give it a layer"
             raise CannotAsk(said(words, name=configs[0], error=error)) from error
+        unknown = [name for name in unknown_of(wanted) if not is_config(mine, name)]
+        if unknown:
+            words = "check does not know the argument {name}: give it a layer"
+            raise CannotAsk(said(words, name=unknown[0])) from error
         raise Unmade from error
 
 
@@ -136,6 +140,8 @@ def evaluating(layer: Any) -> Any:
     written_methods(layer)
     if callable(getattr(layer, "eval", None)):
         layer.eval()
+    elif getattr(layer, "training", None) is True:
+        layer.training = False
     held = [x for x in layer.parameters()] if callable(getattr(layer, "parameters", None)) else []
     if any(is_tensor(x) and not is_open(x) and x.element_size() == 2 for x in held):
         layer.float()

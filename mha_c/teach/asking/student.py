@@ -51,13 +51,11 @@ WEIGHTS = {
     "causal_multi_head": ("W_q", "W_k", "W_v", "W_o"),
 }
 _TABLES = ("cos", "sin", "cis")
+_TRAINING = ("training", "train", "is_training", "is_train")  # arguments of a call: it is asked as in evaluation
 _BY_NAME_ALONE = {
-    "causal": ("mask", "offset"),
-    "chunked": ("mask",),
-    "window": ("mask",),
-    "grouped": ("mask",),
+    "causal": ("mask", "offset"), "chunked": ("mask",), "window": ("mask",), "grouped": ("mask",),
     "causal_multi_head": ("mask",),
-}
+}  # fmt: skip
 
 
 @contextmanager
@@ -122,8 +120,7 @@ class Student:
         mask: Optional[str] = None,
     ) -> None:
         self.mine, self.kind, self.weights, self.mask = mine, kind, weights, mask  # `mask`: what the task says of it
-        name = getattr(mine, "__name__", type(mine).__name__)
-        self.name = "function" if name == "<lambda>" else name
+        self.name = getattr(mine, "__name__", type(mine).__name__).replace("<lambda>", "function")
         self.is_class = isinstance(mine, type)
         self.is_layer = self.is_class or not (inspect.isroutine(mine) or type(mine).__name__ == "partial")
         self.has_weights = kind in WEIGHTS and self.is_layer
@@ -150,6 +147,7 @@ class Student:
             self.takes = {name: "-" if role in _TABLES else role for name, role in self.takes.items()}
         taken = {*self.takes.values()}
         self.optional = {each.name for each in parameters(mine) if each.default is not each.empty}
+        self.trains = {x.name for x in parameters(mine) if x.name in _TRAINING and x.default in (True, x.empty)}
         self.unknown = [
             name
             for name, role in self.takes.items()
@@ -157,7 +155,7 @@ class Student:
         ]
         self.by_name = {each.name for each in parameters(mine) if each.kind is each.KEYWORD_ONLY}
         self.attends_to_itself = "queries" in self.arguments and not {"keys", "values"} & taken
-        self.values_are_keys = "keys" in taken and "values" in self.arguments and "values" not in taken
+        self.values_are_keys = {"keys", "values"} <= {*self.arguments} and len({"keys", "values"} & taken) == 1
         wanted = WEIGHTS.get(kind, ())
         flags = constructor_parameters(mine) if self.is_class and kind in CAUSAL else []
         self.chosen = {**{each.name: True for each in flags if is_flag(each)}, **(chosen or {})}  # of a constructor
@@ -343,6 +341,8 @@ class Student:
             elif role in ("mask", "valid_lens"):
                 if theirs not in self.optional:
                     given[theirs] = None
+            elif theirs in self.trains:
+                given[theirs] = False
             elif theirs in self.sizes_of_table:
                 given[theirs] = part["X"].shape[-1 if role == "num_hiddens" else -2]
             elif role in part and (role != "window" or asked.forms[0].kind == "window"):

@@ -158,7 +158,8 @@ def _notes(run: Run, form: BookForm, tells_pairs: bool = True) -> list[str]:
     elif [*student.takes.values()].count("X") > 1:
         notes += [say("note_one_input")]
     elif student.values_are_keys:
-        notes += [say("note_weights_alone" if form.called == "additive_weights" else "note_values")]
+        values = "note_values" if "keys" in student.takes.values() else "note_keys"
+        notes += [say("note_weights_alone" if form.called == "additive_weights" else values)]
     if layout in LAYOUTS_SAY:
         notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
     if run.way.lens_of_items:

@@ -149,7 +149,8 @@ def loaded(path: Path) -> ModuleType:
         del module.__dict__[name]
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     root, module.__package__ = _package(path.resolve())
-    sys.path[:0] = dict.fromkeys([str(root), str(path.resolve().parent)])
+    sys.path.insert(0, str(root))
+    sys.path.append(str(path.resolve().parent))  # of a package: last, since its logging.py is not Python's
     sys.argv = [str(path)]
     try:
         for name, text in parts(path):

@@ -50,7 +50,18 @@ def own_lines(run: Run, form: BookForm, mistakes: Sequence[Mistake]) -> list[Own
         one = _mended(run, form, places, mistakes[0].id)
         if one is not None:
             return [_line(found[0]._replace(place=one.place))._replace(should_be=one.text)]
+        lines = _of_table(run, lines, mistakes[0].id)
     return [x for i, x in enumerate(lines) if all(x[:2] != other[:2] for other in lines[:i])]
+
+
+def _of_table(run: Run, lines: list[OwnLine], id: str) -> list[OwnLine]:
+    """In the place of a line that only reads a table of positions, or writes into it, the one that makes its numbers:
+    those of Python are not noted."""
+    makes = r"(\*\*|\bpow|\bexp\(" + ("" if id == "wrong_exponent" else r"|\bsin\(|\bcos\(|/|arange") + ")"
+    if run.form.kind != "positional_encoding" or any(re.search(makes, x.text) for x in lines):
+        return lines
+    found = line_of_class(run, rf"^\s*[\w.]+\S*( \S+\]*)? = .*{makes}")
+    return [x._replace(book=old.book) for x, old in zip(found, lines)] or lines
 
 
 def up_to(run: Run) -> list[Any]:

@@ -113,6 +113,7 @@ SENTENCES = {
     "note_no_mask": "it takes no lengths and no mask, so no mask was tried.",
     "note_mask_none": "the task has no masks, so none was tried.",
     "note_values": "it takes no values, so keys were the values, too.",
+    "note_keys": "it takes no keys, so values were the keys, too.",
     "note_weights_alone": "it gives the attention weights, since it takes no values; a caller multiplies them.",
     "note_layout": "it was given {layout}.",
     "note_lens_of_items": "its {argument} is one length for each item, (batch,): with a length for each query, (batch, "
