@@ -63,7 +63,7 @@ class Leaf(NamedTuple):
 
 
 def paths(layer: Any) -> list[str]:
-    """Of all parameters, or of all arrays: of the layer, in its lists, and the weight and bias of its parts."""
+    """Of all parameters, or of all arrays: of the layer, in its lists and dicts, the weight and bias of its parts."""
     if hasattr(layer, "named_parameters"):
         return [path for path, _ in layer.named_parameters()]
     found = _within(layer, 3)  # a layer, its list of heads, their projections
@@ -74,8 +74,7 @@ def _within(layer: Any, depth: int) -> list[str]:
     """The paths of what a layer of no library of tensors holds, and of what its parts hold."""
     found: list[str] = []
     for name, held in getattr(layer, "__dict__", {}).items() if depth else ():
-        parts = {f"{name}.{i}": x for i, x in enumerate(held)} if isinstance(held, list) else {name: held}
-        for path, part in parts.items():
+        for path, part in _parts(name, held):
             inner = _of_part(part) or ([] if hasattr(part, "shape") else _within(part, depth - 1))
             found += [f"{path}.{each}" for each in inner] or [path]
     return found
@@ -98,6 +97,15 @@ def _to_numbers(name: str, held: Any) -> str:
     return f"{name}.{inner[0]}" if inner and not isinstance(held, np.ndarray) else name
 
 
+def _parts(path: str, held: Any) -> Iterator[tuple[str, Any]]:
+    """What a list or a dict holds, and a dict in it, by paths; else what there is."""
+    if isinstance(held, (list, dict)):
+        for key, part in held.items() if isinstance(held, dict) else enumerate(held):
+            yield from _parts(f"{path}.{key}", part) if isinstance(part, dict) else [(f"{path}.{key}", part)]
+    else:
+        yield path, held
+
+
 def leaves_of(layer: Any) -> Iterator[Leaf]:
     """What a layer holds that can be weights, in its order."""
     every = paths(layer)
@@ -113,13 +121,15 @@ def _bias_beside(path: str, every: Sequence[str]) -> str:
     """The path of the bias beside a weight: bias, in_proj_bias, b_q, B_Q, b.0 beside W.0; "" where there is none."""
     words = path.split(".")
     last = max((i for i, word in enumerate(words) if not word.isdigit() and not (i and word in _HOLDS)), default=0)
-    name = words[last]
+    name, called = words[last], []
     if name.endswith("weight"):
-        words[last] = name[: -len("weight")] + "bias"
+        called.append(name[: -len("weight")] + "bias")
     elif name[0] in "Ww":
-        words[last] = ("B" if name[0] == "W" and name[1:2].isupper() else "b") + name[1:]
-    found = ".".join(words)
-    return found if found != path and found in every else ""
+        called.append(("B" if name[0] == "W" and name[1:2].isupper() else "b") + name[1:])
+    if name.lower() in ("w", "weight", "kernel", "matrix"):  # in a dict, or a part, of one projection
+        called += ["b", "bias"]
+    paths_of = [".".join([*words[:last], each, *words[last + 1 :]]) for each in called]
+    return next((each for each in paths_of if each in every), "")
 
 
 def _may_project(layer: Any, path: str) -> bool:
@@ -139,6 +149,7 @@ def _leaf(layer: Any, path: str, bias: str) -> Leaf:
     owner_path, _, last = path.rpartition(".")
     owner, stored = at(layer, owner_path), at(layer, path)
     in_part = last == "weight" and (hasattr(owner, "in_features") or not hasattr(layer, "named_parameters"))
+    in_part = in_part and not isinstance(owner, dict)
     part = Part(path, bias, in_part or last.endswith("_weight"))
     if not _is_open(stored) and len(stored.shape) == 3:
         part = part._replace(axes=PER_HEAD[0])
@@ -156,7 +167,11 @@ def at(layer: Any, path: str) -> Any:
     found = layer
     for word in filter(None, path.split(".")):
         # A weight without a size yet is None here: the NumPy layers' own have no attribute until then.
-        found = found[int(word)] if word.isdigit() and isinstance(found, (list, tuple)) else getattr(found, word, None)
+        if isinstance(found, dict) and not hasattr(found, word):
+            found = found.get(word)
+        else:
+            is_place = word.isdigit() and isinstance(found, (list, tuple))
+            found = found[int(word)] if is_place else getattr(found, word, None)
     return found
 
 
@@ -228,5 +243,7 @@ def write(layer: Any, path: str, new: Any) -> None:
         old.data.copy_(old.data.new_tensor(new))
     elif isinstance(owner, list):
         owner[int(name)] = np.array(new, old.dtype)
+    elif isinstance(owner, dict):
+        owner[name] = np.array(new, old.dtype)
     else:
         setattr(owner, name, np.array(new, old.dtype))

@@ -30,7 +30,8 @@ NOT_SAID = [  # strings of two words that nobody reads, or that are said before 
     r'"?>?<.*', r"(font|display): .*",
     r'.*check\(mine, kind, weights=.*', r"import numpy as np\n", r"valid_lens is not None",
     r"the book, changed|your text", r"one query|((one query, )?time|steps)( first)?(, heads)?|one group",
-    r"language must be one of ", r"(return|scores = |X\[|lens\b).*", r".*if 1:.*", r"[\w .,*]* batch_first.*",
+    r"language must be one of ", r"\) for x in ", r"(return|scores = |X\[|lens\b).*",
+    r".*if 1:.*", r"[\w .,*]* batch_first.*",
 ]  # fmt: skip
 OF_NAMES = {"making", "configuration"}  # modules with lists of names
 NAMES = r"(\w+ )*\w+ ?"

@@ -29,6 +29,20 @@ from .places import edit as instead
 from .places import end as end_of
 from .places import inner as bracketed
 from .places import number as number_in
+from .statements import (
+    bounded,
+    complement,
+    exchanged,
+    exponentials,
+    mirrored,
+    of_numbers,
+    of_other_axes,
+    other_texts,
+    over_rows,
+    per_head,
+    thrown_away,
+    unread,
+)  # fmt: skip
 
 _COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 _OTHER_WAY = {ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "=="}
@@ -236,16 +250,6 @@ def _orders(node: Any, _: Scope) -> Iterator[Edit]:
                 yield Edit(items[0].col_offset, end_of(items[-1]), text)
 
 
-def _exchanged(node: Any, _: Scope) -> Iterator[Edit]:
-    """Two names of a line, each wherever the other stands."""
-    if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
-        names = dict.fromkeys(x.id for x in ast.walk(node.value) if isinstance(x, ast.Name))
-        for one, two in itertools.combinations(names, 2) if len(names) < 9 else ():
-            words = re.split(rf"\b({one}|{two})\b", ast.unparse(node.value))  # every other is one of both
-            text = "".join({one: two, two: one}.get(x, x) if i % 2 else x for i, x in enumerate(words))
-            yield instead(node.value, text)
-
-
 def _products(node: Any, _: Scope) -> Iterator[Edit]:
     """A product with the second array transposed: the two arrays in the other order."""
     is_call = isinstance(node, ast.Call) and called(node) in ("matmul", "bmm") and len(node.args) == 2
@@ -319,32 +323,35 @@ def _wrapped(node: Any, _: Scope) -> Iterator[Edit]:
 _ALL = (
     _axes, _roots, _comparisons, _inversions, _fills, _calls, _without, _numbers_beside, _symbols, _orders,
     _other_names, _wrapped, _indices, signs, halves, letters, _normalised, _turned, _in_functions, _in_layers,
-    sides, ranges, interleaved, _with_scale, _products,
+    sides, ranges, interleaved, _with_scale, _products, thrown_away, mirrored, over_rows, of_other_axes, bounded,
+    of_numbers, exponentials, unread, other_texts, exchanged,
 )  # fmt: skip
 # What mends the mistakes whose ids start so.
 _MENDS = {
     ("scale_", "scaled", "no_scale"): (
         _axes, _roots, partial(_symbols, others="*/"), _other_names, _without, _numbers_beside, _with_scale, _features,
+        per_head,
     ),
-    ("softmax_axis", "max_axis"): (_axes, letters, _orders),
-    ("no_softmax",): (_normalised, _calls, _in_functions, _without, _symbols),
+    ("softmax_axis", "max_axis"): (_axes, letters, _orders, over_rows),
+    ("no_softmax",): (_normalised, _calls, _in_functions, _without, _symbols, of_numbers, exponentials),
+    ("mask_after",): (_orders,),
     ("softmax_", "mean_", "argmax", "log_", "uniform", "relu", "softmin", "chunk_", "no_rescale"): (
         _calls, _without, _normalised, _numbers_beside, _symbols, _axes, _in_functions,
     ),
     ("mask_", "lens_", "sees_", "hides_", "causal_", "window_", "together", "no_mask"): (
         _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, partial(_symbols, others="+-*"),
-        _other_names, ranges,
+        _other_names, ranges, thrown_away, mirrored, bounded, of_other_axes, complement, unread,
     ),
     ("swapped", "no_projection", "no_output", "weights_", "no_values", "no_w_v", "no_tanh", "no_transpose"): (
         _other_names, _orders, _numbers_beside, letters, _turned, _wrapped, _in_layers, _in_functions, _products,
-        _exchanged,
+        other_texts, exchanged,
     ),
     ("heads_", "no_heads", "wrong_axes", "wrong_group", "group", "first_group", "qkv_order", "keys_reshaped"): (
         _calls, _orders, halves, letters, _numbers_beside, _symbols, _without, interleaved, neighbours,
     ),
     ("sin_", "wrong_exponent", "position", "rope_", "offset_", "keys_not", "no_rotation", "batch_", "no_input"): (
         _numbers_beside, _calls, signs, halves, _symbols, _without, _orders, _other_names, _axes, sides, ranges,
-        signs_of_both, whole_pairs, with_input,
+        signs_of_both, whole_pairs, with_input, _inversions, unread,
     ),
 }  # fmt: skip
 

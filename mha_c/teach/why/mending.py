@@ -20,6 +20,7 @@ from ..asking.rounds import Run
 from .edits import is_of_number
 from .noting import Place, forget_results, traced, written_by_them
 from .places import Edit
+from .statements import everywhere
 from .texts import Constants, FunctionText, functions_of, lines_that_ran
 
 _MOST = 700  # changes that are tried for one answer: most that were found are among the first 350
@@ -32,7 +33,7 @@ _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is trie
 _AS_IT_IS = ("mask_after_softmax", "no_rescale")  # another change of one line would only hide it
 # Of lines that mend equally well, the one where numbers differ first; but a number that is written out is as likely.
 _WHERE_FOUND = ("no_scale", "mask_inverted")
-_IN_ORDER = re.compile(rb"\s*(\w*q\w*\s*,\s*)?\w*k\w*\s*,\s*\w*v\w*\s*=[^=]", re.IGNORECASE)  # their targets
+_IN_ORDER = re.compile(rb"^\s*\w*k\w*\s*,\s*\w*v\w*\s*=[^=]|\b\w*q\w*\s*,\s*\w*k\w*\s*,\s*\w*v\w*", re.IGNORECASE)
 _EACH_ITS_OWN = re.compile(
     rb"\s*(\w*cos\w*, \w*sin\w* = [^,]*cos[^,]*, [^,]*sin|\w*sin\w*, \w*cos\w* = [^,]*sin[^,]*, [^,]*cos)"
 )
@@ -127,7 +128,7 @@ def _changes(theirs: _Text, number: int, id: str) -> Iterator[tuple[int, _Candid
     raw = theirs.line(number).encode()
     if id.startswith("no_rescale") and re.search(rb"max|exp\(", raw):  # with no maximum at all none is to be rescaled
         return
-    for edit in theirs.edits(number, id):
+    for edit in [each for one in theirs.edits(number, id) for each in dict.fromkeys((one, everywhere(one, raw)))]:
         # Of two as small: what is done to a name, not to a call, whose own line would do it.
         size, is_of_call = _size(edit, raw) + _is_new_sign(edit, raw), b"(" in raw[edit.start : edit.end]
         # A division that is missing behind a name; a transpose that is too much.
@@ -141,9 +142,16 @@ def _changes(theirs: _Text, number: int, id: str) -> Iterator[tuple[int, _Candid
         helps = id.startswith("no_output") and theirs.name not in ("forward", "__call__", "call")
         elsewhere = id.startswith("no_scale") and _PRODUCT.search(raw) is None
         elsewhere |= id == "rope_direction" and "-" in edit.text and b"-" not in raw and b"*" not in raw
-        cost = (elsewhere - meant, _misnames(edit, raw), not is_of_number(edit, raw), size, is_of_call, helps, number)
+        # A mask is read the other way round where it is made, not where its sign stands.
+        elsewhere |= (
+            id == "mask_inverted"
+            and edit.text.count("-") != raw[edit.start : edit.end].count(b"-")
+            and ("(1 - " not in edit.text)
+        )
+        misnamed, turns = _misnames(edit, raw), ".swapaxes(" in edit.text and b".swapaxes(" not in raw
+        cost = (elsewhere - meant, misnamed + turns, not is_of_number(edit, raw), size, is_of_call, helps, number)
         is_late = edit.is_of_name and (not id or id.startswith("no_scale"))
-        last = 2 * (_FAR + _LARGE) * (is_late + (cost[1] > 0))
+        last = 2 * (_FAR + _LARGE) * (is_late + (misnamed > 0))
         text = _UNDONE.sub("", (raw[: edit.start] + edit.text.encode() + raw[edit.end :]).decode())
         for written in _WITH_E.findall(raw.decode()):
             text = text.replace(repr(float(written)), written)
@@ -181,13 +189,21 @@ def _begin_alike(one: str, two: str) -> int:
 
 
 def _misnames(edit: Edit, line: bytes) -> int:
-    """1: it gives queries, keys and values, or cos and sin, each other's names: what exchanges them stands elsewhere;
-    -1: it gives them their own."""
+    """Above 0: it gives queries, keys and values, or cos and sin, each other's names: what exchanges them stands
+    elsewhere; or einsum's result another order of letters than they come in.  Below 0: it gives them their own."""
     new = line[: edit.start] + edit.text.encode() + line[edit.end :]
-    for names in (_IN_ORDER.match, _OF_ROWS.search, _EACH_ITS_OWN.match):
+    in_order = len(_IN_ORDER.findall(line)) - len(_IN_ORDER.findall(new))
+    for names in (_OF_ROWS.search, _EACH_ITS_OWN.match) if not in_order else ():
         if bool(names(line)) != bool(names(new)):
             return bool(names(line)) - bool(names(new))
-    return 0
+    return in_order or _disorder(new) - _disorder(line)
+
+
+def _disorder(line: bytes) -> bool:
+    """Whether letters of einsum's result stand in another order than in what it is given."""
+    found = re.search(rb"[\"']([\w, ]+)-> ?(\w+)[\"']", line)
+    places = [found[1].find(bytes([x])) for x in found[2]] if found else []
+    return places != sorted(places)
 
 
 def _is_new_sign(edit: Edit, line: bytes) -> int:

@@ -27,6 +27,9 @@ class Scope(NamedTuple):
     variables: Sequence[str]
     attributes: Sequence[str]
     of_file: Sequence[str]
+    counters: Sequence[str] = ()  # the variables of its loops
+    unread: Sequence[str] = ()  # its variables, and "self.name" for functions, that nothing in it reads
+    texts: Sequence[str] = ()  # short ones
 
 
 def edit(node: Any, text: str, is_of_name: bool = False) -> Edit:

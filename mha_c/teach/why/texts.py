@@ -31,8 +31,15 @@ class FunctionText:
         self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
         self._first = first - (self._text is not lines)
         of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
-        self._names = Scope([x for x in _variables(made.__code__) if x != "self"], attributes, of_file)
         tree = ast.parse("".join(self._text))
+        loops = [x.target for x in ast.walk(tree) if isinstance(x, (ast.For, ast.comprehension))]
+        counters = [x.id for each in loops for x in ast.walk(each) if isinstance(x, ast.Name)]
+        variables = [x for x in _variables(made.__code__) if x != "self"]
+        texts = [x.value for x in ast.walk(tree) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+        self._names = Scope(
+            variables, attributes, of_file, counters, _unread(tree, variables, attributes),
+            [x for x in dict.fromkeys(texts) if x.isidentifier() and len(x) < 8],
+        )  # fmt: skip
         self.may_loop = any(isinstance(x, ast.While) for x in ast.walk(tree))
         self._nodes = _of_one_line(tree)
         self.memory: dict[Any, Any] = {}  # what is known of its lines
@@ -134,6 +141,14 @@ def _is_plain(node: Any) -> bool:
 def _of_one_line(tree: ast.AST) -> list[Any]:
     nodes: list[Any] = [x for x in ast.walk(tree) if isinstance(x, (ast.expr, ast.stmt, ast.slice))]
     return [x for x in nodes if getattr(x, "lineno", 0) == getattr(x, "end_lineno", -1)]
+
+
+def _unread(tree: ast.AST, variables: Sequence[str], attributes: Sequence[str]) -> list[str]:
+    """The variables, and what self keeps, that nothing in a function reads."""
+    nodes = [*ast.walk(tree)]
+    read = {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
+    read |= {f"self.{x.attr}" for x in nodes if isinstance(x, ast.Attribute)}
+    return [x for x in (*variables, *(f"self.{name}" for name in attributes)) if x not in read and x != "_"]
 
 
 def _variables(code: CodeType) -> list[str]:

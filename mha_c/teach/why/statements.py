@@ -1,0 +1,142 @@
+"""Changes of a student's line that look at more than one of its places: two names exchanged, a result that is thrown
+away, a row that is not normalised, a condition that lacks another.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .places import Edit, Scope, called, edit, end, inner, number
+
+_MIRRORED = {ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
+_FEW = 6  # names of a line, of which any two are exchanged
+
+
+def thrown_away(node: Any, names: Scope) -> Iterator[Edit]:
+    """A result that gets no name: that of what it was made of."""
+    if isinstance(node, ast.Expr) and not isinstance(node.value, (ast.Constant, ast.Yield)):
+        read = [x.id for x in ast.walk(node.value) if isinstance(x, ast.Name) and x.id in names.variables]
+        yield from (edit(node, f"{name} = {ast.unparse(node)}") for name in dict.fromkeys(read))
+
+
+def exchanged(node: Any, names: Scope) -> Iterator[Edit]:
+    """Two variables, or two of what self keeps, each wherever the other stands."""
+    if not isinstance(node, (ast.Assign, ast.Return)) or node.value is None:
+        return
+    read = [ast.unparse(x) for x in ast.walk(node.value) if _is_read(x, names)]
+    for one, two in itertools.combinations(list(dict.fromkeys(read))[:_FEW], 2):
+        if one.startswith("self.") == two.startswith("self."):
+            either = rf"(?<![\w.]){re.escape(one)}\b|(?<![\w.]){re.escape(two)}\b"
+            other = {one: two, two: one}
+            parts = re.split(f"({either})", ast.unparse(node.value))
+            yield edit(node.value, "".join(other.get(x, x) for x in parts))
+
+
+def _is_read(node: Any, names: Scope) -> bool:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return node.attr in names.attributes
+    return isinstance(node, ast.Name) and node.id in names.variables
+
+
+def over_rows(node: Any, _: Scope) -> Iterator[Edit]:
+    """A sum, or a maximum, of all: of each row."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args and not node.keywords:
+        if node.func.attr in ("sum", "max", "mean"):
+            yield edit(node, f"{ast.unparse(node.func)}(-1, keepdims=True)")
+
+
+def of_numbers(node: Any, names: Scope) -> Iterator[Edit]:
+    """A list that is returned: each of its numbers divided by their sum."""
+    if isinstance(node, ast.Return) and isinstance(node.value, ast.Name) and node.value.id in names.variables:
+        name = node.value.id
+        yield edit(node.value, f"[x / sum({name}) for x in {name}]")
+
+
+def exponentials(node: Any, names: Scope) -> Iterator[Edit]:
+    """What is divided by its sum: its exponentials."""
+    value = getattr(node, "value", None) if isinstance(node, (ast.Assign, ast.Return, ast.Expr)) else None
+    text = ast.unparse(value) if value is not None else ""
+    for name in names.variables if "sum" in text else ():
+        new, n_changed = re.subn(rf"(?<![\w.])(?<!out=){re.escape(name)}(?!\w|=)", f"np.exp({name})", text)
+        if n_changed == 2:
+            yield edit(value, new)
+
+
+def of_other_axes(node: Any, names: Scope) -> Iterator[Edit]:
+    """An index for the second axis in the place of the first; a loop's variable for a number; no index at all."""
+    if not isinstance(node, ast.Subscript):
+        return
+    if not isinstance(node.slice, ast.Tuple) and isinstance(node.slice, ast.Slice):
+        yield edit(node.slice, f":, {ast.unparse(node.slice)}")
+        yield Edit(end(node.value), end(node), "")
+    places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    for at in places:
+        if number(at) is not None:
+            yield from (edit(at, name) for name in names.counters if len(name) > 2)
+
+
+def mirrored(node: Any, _: Scope) -> Iterator[Edit]:
+    """A comparison of the two the other way round."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _MIRRORED:
+        left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
+        yield edit(node, f"{left} {_MIRRORED[type(node.ops[0])]} {right}")
+
+
+def bounded(node: Any, names: Scope) -> Iterator[Edit]:
+    """A distance with both of a window's ends."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, whole = node.left, ast.unparse(node)
+        if isinstance(left, ast.Call) and called(left) == "abs" and left.args:
+            one = inner(left.args[0])
+            yield edit(node, f"({one} >= 0) & ({one} < {ast.unparse(node.comparators[0])})")
+        elif number(node.comparators[0]) is not None:
+            yield from (edit(node, f"({whole}) & ({inner(left)} < {name})") for name in names.variables
+                        if re.search("win|width|size|span|band|^w$", name.lower()))  # fmt: skip
+
+
+def per_head(node: Any, names: Scope) -> Iterator[Edit]:
+    """A width that is computed with, or returned, divided by the number of heads."""
+    if not isinstance(node, (ast.Assign, ast.Return)) or node.value is None:
+        return
+    kept = [node.value, *getattr(node.value, "elts", [])] if isinstance(node, ast.Assign) else []
+    heads = [x for x in (*(f"self.{x}" for x in names.attributes), *names.variables) if "head" in x or x == "h"]
+    for each in ast.walk(node.value):
+        if _is_read(each, names) and each not in kept:
+            divided = [f"{ast.unparse(each)} // {x}" for x in heads]
+            yield from (edit(each, x if each is node.value else f"({x})") for x in divided)
+
+
+def unread(node: Any, names: Scope) -> Iterator[Edit]:
+    """What is computed, with a variable, or a mask of self's, that nothing reads."""
+    is_computed = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult, ast.Add))
+    if is_computed:
+        yield from (edit(node, f"{inner(node)} {sign} {name}") for name in names.unread for sign in "+*")
+    value = getattr(node, "value", None) if isinstance(node, (ast.Assign, ast.Return)) else None
+    if value is not None:
+        yield from (
+            edit(value, f"{name}({ast.unparse(value)})") for name in names.unread if re.match("self.*mask", name)
+        )
+
+
+def complement(node: Any, _: Scope) -> Iterator[Edit]:
+    """What a large negative number is multiplied with: where it is 0, not where it is 1."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.UnaryOp):
+        yield edit(node.left, f"(1 - {ast.unparse(node.left)})")
+
+
+def other_texts(node: Any, names: Scope) -> Iterator[Edit]:
+    """Another of the short texts of a function: a key."""
+    if isinstance(node, ast.Constant) and node.value in names.texts:
+        yield from (edit(node, repr(text)) for text in names.texts if text != node.value)
+
+
+def everywhere(change: Edit, line: bytes) -> Edit:
+    """The same change wherever the line has this text; as it is, where it has it once."""
+    old = line[change.start : change.end]
+    if len(old) < 3 or old[:1].isalnum() or line.count(old) < 2:
+        return change
+    return Edit(0, len(line), line.replace(old, change.text.encode()).decode())
