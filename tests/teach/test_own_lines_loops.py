@@ -1,5 +1,7 @@
 """Lines of what loops over its batch, of plain numbers, of heads that share keys, and of projections with a bias."""
 
+from time import process_time
+
 import pytest
 
 import needs
@@ -193,3 +195,41 @@ def local_attention(Q, K, V, window):
     answer = judged(text, "local_attention", kind="window").judged[0].answer
     assert answer.mistakes == ["window_off_by_one"]
     assert [each.text for each in answer.lines] == ["lo = max(0, t - window)"], str(answer)
+
+
+OF_LISTS = """
+import math
+def softmax_row(row):
+    out = []
+    for x in row:
+        out.append(math.exp(x - max(row)))
+    result = []
+    for x in out:
+        result.append(x)
+    return result
+def attention(queries, keys, values):
+    result = []
+    for q, k, v in zip(queries, keys, values):
+        rows = []
+        for i in range(len(q)):
+            w = softmax_row([sum(a * b for a, b in zip(q[i], each)) / math.sqrt(len(each)) for each in k])
+            row = []
+            for c in range(len(v[0])):
+                row.append(sum(w[j] * v[j][c] for j in range(len(w))))
+            rows.append(row)
+        result.append(rows)
+    return result
+"""
+
+
+def test_changed_lines_of_lists_end(judged):
+    """`for x in out: out.append(x)` has no end, and `row.append(row)` no shape: both are one name from a right line."""
+    begin = process_time()
+    (each,) = judged(OF_LISTS).judged
+    assert each.answer.mistakes == ["no_softmax"] and process_time() - begin < 3, each
+
+
+def test_a_list_that_holds_itself_is_an_answer(judged):
+    text = "def attention(q, k, v):\n    x = [1.0]\n    x += [x, x]\n    return x\n"
+    (each,) = judged(text).judged
+    assert each.ok is False and "lists within lists" in each.text, each

@@ -12,6 +12,7 @@ from ..words.sentences import said
 from .making import plain
 from .probes import Inputs
 
+_DEPTH = 8  # axes of a result, and some more
 MOST = 1e7  # numbers of a result: more than any probe has
 
 
@@ -41,6 +42,8 @@ def output_of(result: Any, keys: int, second: bool = False, of_layer: bool = Fal
     if not held:
         if isinstance(result, dict):
             raise NoOutput(said("it gives a dict: return the output, or (output, weights)"))
+        if _is_deeper(result, _DEPTH):
+            raise NoOutput(said("it gives lists within lists that have no end, or more than any result has"))
         return result, ""
     if isinstance(result, (tuple, list)) and not (of_layer and len(held) == 2):
         return _of_a_probe([*held.values()][second and len(held) > 1]), ""
@@ -58,6 +61,13 @@ def _entries(result: Any) -> Mapping[str, Any]:
 
 def _is_array(x: Any) -> bool:
     return (isinstance(x, np.ndarray) and x.dtype != object) or is_tensor(x)
+
+
+def _is_deeper(x: Any, depth: int) -> bool:
+    """Whether lists lie in lists so deep, as where one holds itself: of that NumPy makes an array until memory ends."""
+    if not isinstance(x, (list, tuple)):
+        return False
+    return depth == 0 or any(_is_deeper(each, depth - 1) for each in x)
 
 
 def _are_weights(x: Any, keys: int) -> bool:

@@ -40,7 +40,8 @@ class FunctionText:
             variables, attributes, of_file, counters, _unread(tree, variables, attributes),
             [x for x in dict.fromkeys(texts) if x.isidentifier() and len(x) < 8],
         )  # fmt: skip
-        self.may_loop = any(isinstance(x, ast.While) for x in ast.walk(tree))
+        # Of `for`, too: a list that its own loop appends to, by another name, has no end.
+        self.may_loop = any(isinstance(x, (ast.While, ast.For)) for x in ast.walk(tree))
         self._nodes = _of_one_line(tree)
         self.memory: dict[Any, Any] = {}  # what is known of its lines
 
