@@ -146,3 +146,46 @@ def test_chunks_with_masks(past, kind):
 
 def test_chunks_that_must_not_see_the_future():
     assert teach.check(in_chunks(), "causal").mistakes == ["sees_future"]
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def by_comparing(q, k, v):
+    scores = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+    last = np.arange(q.shape[-2])[:, None] + k.shape[-2] - q.shape[-2]
+    return softmax(np.where(np.arange(k.shape[-2]) <= last, scores, -1e9)) @ v
+
+
+def by_slices(q, k, v):
+    out = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for t in range(q.shape[1]):
+        scores = q[:, t : t + 1] @ k[:, : t + 1].swapaxes(1, 2) / np.sqrt(q.shape[-1])
+        out[:, t : t + 1] = softmax(scores) @ v[:, : t + 1]
+    return out
+
+
+def of_groups(q, k, v):
+    b, h, t, d = q.shape
+    q = q.reshape(b, k.shape[1], -1, t, d)
+    scores = np.einsum("bgrtd,bgsd->bgrts", q, k) / np.sqrt(d)
+    return np.einsum("bgrts,bgsd->bgrtd", softmax(scores), v).reshape(b, h, t, d)
+
+
+@pytest.mark.parametrize(("made", "kind"), [(by_comparing, "causal"), (by_slices, "causal"), (of_groups, "grouped")])
+def test_a_function_whose_name_says_attention_alone_is_what_its_numbers_say(made, kind):
+    """It hides the future, or shares keys among heads, and no triangle and no name says so."""
+
+    def attention(q, k, v):
+        return made(q, k, v)
+
+    answer = teach.check(attention)
+    assert answer.ok and f"taken for {kind}, because of its numbers" in str(answer), answer
+    assert teach.check(attention, "dot_product").ok is False  # asked for, it is compared with that alone
+
+    def attention_of_larger_queries(q, k, v):
+        return made(q * np.sqrt(q.shape[-1]), k, v)
+
+    assert teach.check(attention_of_larger_queries).mistakes == ["no_scale"]
