@@ -90,6 +90,12 @@ def is_flag(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.default, bool) and bool(_FLAG.search(name)) and not _HARMLESS.search(name)
 
 
+def trains(mine: Any) -> set[str]:
+    """The arguments of a call that say that it trains, and say so unless they are given."""
+    names = ("training", "train", "is_training", "is_train")
+    return {each.name for each in parameters(mine) if each.name in names and each.default in (True, each.empty)}
+
+
 def chooses_keys(parameter: inspect.Parameter) -> bool:
     """Whether its name says that it chooses which keys are hidden: a mask, a window, a flag of any default."""
     name = parameter.name.lower().replace("use_", "")

@@ -1,5 +1,6 @@
 """check: right code as files of real courses have it: weights in dicts, steps before the batch, layers upon a base."""
 
+import numpy as np
 import pytest
 
 import needs
@@ -211,3 +212,27 @@ class AdditiveAttention(nn.Module):
 """)
     )
     assert found.ok, found
+
+
+@pytest.mark.parametrize("names", ["W_a U_a v_a", "W1 W2 V", "W_dec W_enc v", "a U v", "attn_q attn_k energy"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_weights_of_additive_attention_by_a_papers_names(judged, names, order):
+    """In any order: what multiplies the queries tells."""
+    w, u, v = names.split()
+    text = f"""
+import numpy as np
+def additive(queries, keys, values, {", ".join(names.split()[i] for i in order)}):
+    hidden = np.tanh((queries @ {w})[:, :, None] + (keys @ {u})[:, None])
+    e = np.exp(hidden @ {v})
+    return e / e.sum(-1, keepdims=True) @ values
+"""
+    assert answer(judged(text)).ok
+    assert answer(judged(text.replace("np.tanh", ""))).mistakes == ["no_tanh"]
+
+
+def test_an_answer_on_many_numbers_of_another_shape_can_be_read():
+    """expected and got have no place in common."""
+    from mha_c.teach.asking.answers import Example
+
+    text = str(Example({}, np.zeros((9, 9, 9)), np.ones((9, 9, 9, 9, 9))))
+    assert "(9, 9, 9)" in text and "(9, 9, 9, 9, 9)" in text

@@ -131,6 +131,8 @@ class Example(NamedTuple):
 
     def __str__(self) -> str:
         names = [said(name) for name in self.names]
+        if self.expected.shape != self.got.shape and self.got.size > SHOWN:
+            return written({**self.inputs, names[0]: self.expected, names[1]: self.got})
         if self.got.size > SHOWN:
             at = np.unravel_index(np.nanargmax(np.abs(self.got - self.expected)), self.got.shape)
             place = "[" + ", ".join(map(str, at)) + "]"

@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..._recognize.roles import roles
+from ..._recognize import books_name, parameters
+from ..._recognize.roles import roles, says
 from .masks import MaskWay
 from .probes import Inputs
 
@@ -215,6 +217,27 @@ def keys_of_weights(function: Any, names: Sequence[str]) -> tuple[str, ...]:
                 dict.fromkeys([*inspect.signature(theirs).parameters][1:] if inspect.isfunction(theirs) else ())
             )
     return tuple(found)
+
+
+def additive_weights(function: Any, takes: Mapping[str, str]) -> dict[str, str]:
+    """{argument: W_q, W_k or w_v} of three by names in no table, as a paper has them: W_a, U_a, v_a.
+
+    What multiplies the queries is W_q, whatever the order; where the code does not tell, the order is the book's.
+    """
+    needed = [each.name for each in parameters(function) if each.default is each.empty]
+    names = [x for x in needed if takes.get(x) not in ("queries", "keys", "values") and not says("valid_lens", x)]
+    weights = ["W_q", "W_k", "w_v"]
+    if len(names) != 3 or {books_name(each, weights) for each in names} >= {*weights}:
+        return {}
+    first = {ours: name for name, ours in takes.items() if ours in ("queries", "keys")}
+    body = re.sub(r"\A.*?:[ \t]*\n", "", _text_of(function), flags=re.DOTALL)
+
+    def multiplies(pair: tuple[str, str]) -> bool:
+        return re.search(r"\b{}\b[^\n@]*(@|,) *{}\b".format(*pair), body) is not None
+
+    inputs = first.get("queries", ""), first.get("keys", "")
+    orders = (each for each in itertools.permutations(names) if all(map(multiplies, zip(inputs, each))))
+    return dict(zip(next(orders, names), weights))
 
 
 def has_bool_masks_apart(mine: Any) -> bool:

@@ -19,11 +19,11 @@ import numpy as np
 
 from ..._arguments.arrays import is_tensor
 from ..._recognize import books_name, parameters, root_of
-from ..._recognize.roles import is_flag
+from ..._recognize.roles import is_flag, trains
 from ..words.sentences import said
 from .answers import readable
 from .configuration import constructor_parameters, size_of
-from .forms import Way, joined, parts, told_roles
+from .forms import Way, additive_weights, joined, parts, told_roles
 from .kinds import projected_by
 from .making import (
     OF_FORM,
@@ -51,7 +51,6 @@ WEIGHTS = {
     "causal_multi_head": ("W_q", "W_k", "W_v", "W_o"),
 }
 _TABLES = ("cos", "sin", "cis")
-_TRAINING = ("training", "train", "is_training", "is_train")  # arguments of a call: it is asked as in evaluation
 _BY_NAME_ALONE = {
     "causal": ("mask", "offset"), "chunked": ("mask",), "window": ("mask",), "grouped": ("mask",),
     "causal_multi_head": ("mask",),
@@ -131,6 +130,7 @@ class Student:
             names = [books_name(each.name, ["num_kv_heads"]) for each in parameters(mine)]
             self.arguments += list(filter(None, names))
         self.takes = told_roles(mine, self.arguments, kind)
+        self.takes.update(additive_weights(mine, self.takes) if kind == "additive" and not self.has_weights else {})
         if kind == "causal_multi_head":
             self._take_one_input_three_times()
         self.is_chunked = kind in ("causal", "dot_product") and "chunk_size" in self.takes.values()
@@ -147,7 +147,7 @@ class Student:
             self.takes = {name: "-" if role in _TABLES else role for name, role in self.takes.items()}
         taken = {*self.takes.values()}
         self.optional = {each.name for each in parameters(mine) if each.default is not each.empty}
-        self.trains = {x.name for x in parameters(mine) if x.name in _TRAINING and x.default in (True, x.empty)}
+        self.trains = trains(mine)  # arguments of a call: it is asked as in evaluation
         self.unknown = [
             name
             for name, role in self.takes.items()
@@ -167,8 +167,7 @@ class Student:
             self._check_weights_as_arguments(wanted)
         self.sizes = self._sizes()
         self.heads, self.width = 1, 0  # where nothing says how many; of queries and keys, of a scale that is fixed
-        self.entry = ""  # of what it gives, where the output is not alone or first
-        self.memory = Memory({}, {}, {})
+        self.entry, self.memory = "", Memory({}, {}, {})  # entry: that of the output, if it is not alone or first
         self.last_result: Any = None  # all that the last call gave
         self.flagged: Optional[tuple[str, Student]] = None  # a flag that hides the future, and the layer with it
 

@@ -137,7 +137,7 @@ def check(
                 # Right with one input in three places says nothing about three: then what differs is among them.
                 tells = causal.mistakes or student.attends_to_itself or "hides_future" in answer.mistakes
                 answer = causal if tells and not {"unknown", "raises"} & {*causal.mistakes} else answer
-            if kind is None and student.kind == "dot_product" and not answer.ok:
+            if kind is None and student.kind == "dot_product" and answer.ok is False:
                 answer = _as_another(mine, weights, mask, answer)
             word = by_positions(student) if answer.mistakes[:1] in (["unknown"], ["one_line"]) else ""
             if word:
@@ -156,7 +156,7 @@ def check(
         return Answer(["internal"], [failed(error)], notes, error=error)
 
 
-_VAGUE = {"unknown", "one_line", "raises", "shape", "hides_future", "untried", "not_judged"}
+_VAGUE = {"unknown", "one_line", "raises", "shape", "hides_future"}
 
 
 def _as_another(mine: Any, weights: Optional[Mapping[str, str]], means: Optional[str], answer: Answer) -> Answer:
@@ -167,7 +167,7 @@ def _as_another(mine: Any, weights: Optional[Mapping[str, str]], means: Optional
         other.patience = 0
         with suppress(CannotAsk, Unmade):
             found = _compared(other, means, [say("note_taken_for", kind=kind, why=said("of its numbers"))])
-            if not _VAGUE & {*found.mistakes}:
+            if found.ok is not None and not _VAGUE & {*found.mistakes}:
                 return found
     return answer
 
