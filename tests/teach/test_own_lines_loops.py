@@ -229,6 +229,41 @@ def test_changed_lines_of_lists_end(judged):
     assert each.answer.mistakes == ["no_softmax"] and process_time() - begin < 3, each
 
 
+OF_LISTS_AND_LENGTHS = """
+import math
+import numpy as np
+def attention(queries, keys, values, valid_lens=None):
+    result = []
+    for b in range(len(queries)):
+        rows = []
+        for i in range(len(queries[b])):
+            count = len(keys[b])
+            if valid_lens is not None:
+                count = int(np.ravel(valid_lens[b])[i if np.ndim(valid_lens) > 1 else 0])
+            scores = []
+            for j in range(len(keys[b])):
+                s = sum(x * y for x, y in zip(queries[b][i], keys[b][j])) / math.sqrt(len(keys[b][j]))
+                if j >= count:
+                    s = 0
+                scores.append(s)
+            weights = [math.exp(x - max(scores)) for x in scores]
+            row = []
+            for c in range(len(values[b][0])):
+                row.append(sum(w / sum(weights) * values[b][j][c] for j, w in enumerate(weights)))
+            rows.append(row)
+        result.append(rows)
+    return np.array(result)
+"""
+
+
+def test_no_changed_line_makes_lists_that_hold_each_other(judged):
+    """NumPy makes an array of such until memory ends, in one line of the student's."""
+    begin = process_time()
+    (each,) = judged(OF_LISTS_AND_LENGTHS).judged
+    assert each.answer.mistakes == ["mask_zero"] and process_time() - begin < 3, each
+    assert each.answer.lines[0].text == "s = 0"
+
+
 def test_a_list_that_holds_itself_is_an_answer(judged):
     text = "def attention(q, k, v):\n    x = [1.0]\n    x += [x, x]\n    return x\n"
     (each,) = judged(text).judged

@@ -157,10 +157,28 @@ def _changes(theirs: _Text, number: int, id: str) -> Iterator[tuple[int, _Candid
             text = text.replace(repr(float(written)), written)
         if _SAYS_NOTHING.search(text) or text == raw.decode() or _is_of_maximum(edit, raw, text, id):
             continue
+        if _APPENDED.search(text) and _holds_itself(theirs, number, text):
+            continue
         likely = 2 * is_of_number(edit, raw) + 2 * ("->" in edit.text)  # an axis, a sign; more so, letters of einsum
         likely += _LARGE * (id.startswith("no_softmax") and ".sum(-1" in edit.text)
         likely += _LARGE * (id.startswith("no_scale") and not elsewhere and "** 0.5" in edit.text)
         yield min(size, _LARGE) + last - likely, _Candidate(cost, theirs, number, text)
+
+
+_APPENDED = re.compile(r"\b(\w+)\.(?:append|extend|insert)\((?:\d+, *)?(\w+)\)|\b(\w+) \+= \[?(\w+)\]?$")
+
+
+def _holds_itself(theirs: _Text, number: int, text: str) -> bool:
+    """Whether lists, with this line, hold each other: of such NumPy makes an array until memory ends."""
+    lines = (text if each == number else theirs.line(each) for each in theirs.lines)
+    held = [tuple(filter(None, pair)) for line in lines for pair in _APPENDED.findall(line)]
+    inside = {pair[-1] for pair in held}
+    while inside:  # of those that hold others, the outermost is in none
+        fewer = {inner for outer, inner in held if outer in inside}
+        if fewer == inside:
+            return True
+        inside = fewer
+    return False
 
 
 def _is_of_maximum(edit: Edit, line: bytes, text: str, id: str) -> bool:
