@@ -25,7 +25,7 @@ _ROLES = {
     "bias": "b(ias)?_(w?[qkvo]|w?qkv|out|proj|query|key|value|attn|c_attn|c_proj)|b[qvo]"
     "|(w?[qkvo]|qkv|out|c_attn|c_proj)_b(ias)?",
     "axis": "dim|axis",
-    "mask": ".*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
+    "mask": "(?!q(uer(y|ies))?_).*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
     "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|yanma|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
 TABLES = "cos", "sin", "cis"  # of rotations
@@ -35,7 +35,7 @@ _CAUSAL = re.compile("caus|auto_?regress|(hide|mask)_?(the_)?future", re.IGNOREC
 _HARMLESS = re.compile(
     "drop|^p$|train|determin|scale|temperature|tau|eps|need|return|output_|average|verbose|debug|show|store|keep_w|save"
     "|^dim$|^axis$|rng|seed|generator|dtype|device|cache|past|bias|max_(seq_)?len|num_heads|^(r|e)?dropout|name$"
-    "|^rope$|rotary|use_|cos|sin|freq|layer_idx|^args$|gqa",
+    "|^q(uer(y|ies))?_.*mask$|^rope$|rotary|use_|cos|sin|freq|layer_idx|^args$|gqa",
     re.IGNORECASE,
 )
 

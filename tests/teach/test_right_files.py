@@ -236,3 +236,41 @@ def test_an_answer_on_many_numbers_of_another_shape_can_be_read():
 
     text = str(Example({}, np.zeros((9, 9, 9)), np.ones((9, 9, 9, 9, 9))))
     assert "(9, 9, 9)" in text and "(9, 9, 9, 9, 9)" in text
+
+
+@pytest.mark.parametrize("name", ["max_sequence_len", "n_timesteps", "longest_context"])
+def test_how_many_steps_at_most_by_a_name_in_no_table(judged, name):
+    """Taken for a number of heads, 1, its mask hid nothing."""
+    needs.module("torch")
+    found = answer(
+        judged(f"""
+import torch
+from torch import nn
+class SingleHeadAttention(nn.Module):
+    def __init__(self, embed_dim: int, head_size: int, {name}: int):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(embed_dim, head_size, bias=False) for _ in range(3))
+        self.register_buffer("causal_mask", torch.tril(torch.ones({name}, {name})))
+    def forward(self, x):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        hidden = self.causal_mask[:x.shape[1], :x.shape[1]] == 0
+        return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+""")
+    )
+    assert found.ok, found
+
+
+def test_a_mask_of_the_queries_hides_no_key(judged):
+    text = """
+import numpy as np
+def attention(query, key, value, q_padding_mask=None, v_padding_mask=None):
+    s = query @ key.swapaxes(1, 2) / np.sqrt(key.shape[-1])
+    if v_padding_mask is not None:
+        s = np.where(v_padding_mask[:, None], s, -1e9)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ value
+"""
+    found = answer(judged(text))
+    assert found.ok and found.mask == "attend", found
+    assert answer(judged(text.replace("s = np.where(", "np.where("))).mistakes == ["mask_ignored"]

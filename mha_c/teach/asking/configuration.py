@@ -137,6 +137,7 @@ def _text_of(constructor: Any) -> str:
         return ""
 
 
+_LONG = re.compile("len|ctx|context|block|seq|steps|pos_|positions")  # how many steps at most
 _OF_INPUTS = ("query_size", "key_size", "value_size")
 
 
@@ -151,6 +152,7 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
     if {"num_heads", "num_hiddens"} <= {*names.values()}:  # (n_heads, d_model, d_query, d_value): of the paper
         of_paper = (x for x, ours in names.items() if x[:3] in ("d_q", "d_k", "d_v") and ours in _OF_INPUTS)
         names.update(dict.fromkeys([*of_paper], "head_dim"))
+    names.update((name, "max_len") for name in unknown_of(wanted) if not names[name] and _LONG.search(name.lower()))
     unknown = [name for name in unknown_of(wanted) if not names[name]]
     if unknown and "num_hiddens" not in names.values() and _is_a_width(unknown[0]) and not is_config(mine, unknown[0]):
         names[unknown.pop(0)] = "num_hiddens"
