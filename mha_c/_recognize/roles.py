@@ -25,8 +25,8 @@ _ROLES = {
     "bias": "b(ias)?_(w?[qkvo]|w?qkv|out|proj|query|key|value|attn|c_attn|c_proj)|b[qvo]"
     "|(w?[qkvo]|qkv|out|c_attn|c_proj)_b(ias)?",
     "axis": "dim|axis",
-    "mask": "(?!q(uer(y|ies))?_).*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow|keep|seen"
-    "|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|yanma|.*掩码|.*遮罩|.*マスク|.*마스크",
+    "mask": "(?!q(uer(y|ies))?_).*mask.*|msk|m|.*(attn|attention|score|position|logit)_?bias|visible|allowed?|allow"
+    "|keep|seen|(.*_)?pad(ding)?s?|tril|blocked|hidden_keys|hide|may_see|can_see|yanma|.*掩码|.*遮罩|.*マスク|.*마스크",
 }  # fmt: skip
 TABLES = "cos", "sin", "cis"  # of rotations
 # Of parameters that are True or False, and of attributes.

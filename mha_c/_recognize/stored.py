@@ -66,7 +66,7 @@ def paths(layer: Any) -> list[str]:
     """Of all parameters, or of all arrays: of the layer, in its lists and dicts, the weight and bias of its parts."""
     if hasattr(layer, "named_parameters"):
         return [path for path, _ in layer.named_parameters()]
-    found = _within(layer, 3)  # a layer, its list of heads, their projections
+    found = _within(layer, 2)  # of a layer, and of its heads; a model that holds layers has no weights of its own
     return [path for path in found if hasattr(at(layer, path), "shape")]
 
 

@@ -274,3 +274,33 @@ def attention(query, key, value, q_padding_mask=None, v_padding_mask=None):
     found = answer(judged(text))
     assert found.ok and found.mask == "attend", found
     assert answer(judged(text.replace("s = np.where(", "np.where("))).mistakes == ["mask_ignored"]
+
+
+MODEL = """
+class LayerNorm:
+    def __init__(self, d): self.gamma = np.ones(d)
+    def forward(self, x): return x / x.std(-1, keepdims=True) * self.gamma
+class Block:
+    def __init__(self, n_heads, d_model):
+        self.attention = MultiHeadAttention(n_heads, d_model, d_model // n_heads, d_model // n_heads)
+        self.norm = LayerNorm(d_model)
+    def forward(self, x): return self.norm.forward(x + self.attention.forward(x, x, x))
+class GPT:
+    def __init__(self, vocab_size, d_model, n_heads, n_layers):
+        self.table, self.blocks = np.ones((vocab_size, d_model)), [Block(n_heads, d_model) for _ in range(n_layers)]
+        self.norm = LayerNorm(d_model)
+    def forward(self, ids):
+        x = self.table[ids]
+        for block in self.blocks:
+            x = block.forward(x)
+        return self.norm.forward(x)
+"""
+
+
+def test_the_attention_of_a_model_of_numpy_is_judged(judged):
+    """Its blocks hold the same weights, deeper: they are no attention."""
+    text = LAYERS.format(held=HELD[0][0], product=HELD[0][1], argument="", training="self.training") + MODEL
+    report = judged(text)
+    assert report.ok and [each.name for each in report.judged] == ["MultiHeadAttention"], report
+    wrong = judged(text.replace("np.sqrt(q.shape[-1])", "q.shape[-1]"))
+    assert [each.answer.mistakes for each in wrong.judged] == [["scale_d"]], wrong
