@@ -102,9 +102,7 @@ class Mistake(NamedTuple):
     says: str  # ends the sentence "Yours differs from the book's in one thing: ..."
     changes: tuple[Change, ...]  # the first is the mistake, the others let it be written
     alone: bool = False  # only where the function itself is asked, not a part of another
-    only: str = (
-        ""  # where the implementation has "heads", an axis of them, "groups" that share keys, a "joint" weight, ...
-    )
+    only: str = ""  # where the implementation has "heads", an axis of them, shared "groups", a "joint" weight, ...
 
 
 MISTAKES: list[Mistake] = []
