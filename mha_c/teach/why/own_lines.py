@@ -60,7 +60,7 @@ def _of_table(run: Run, lines: list[OwnLine], id: str) -> list[OwnLine]:
     makes = r"(\*\*|\bpow|\bexp\(" + ("" if id == "wrong_exponent" else r"|\bsin\(|\bcos\(|/|arange") + ")"
     if run.form.kind != "positional_encoding" or any(re.search(makes, x.text) for x in lines):
         return lines
-    found = line_of_class(run, rf"^\s*[\w.]+\S*( \S+\]*)? = .*{makes}")
+    found = line_of_class(run, rf"^\s*(return|[\w.]+\S*( \S+\]*)? =) .*{makes}")
     return [x._replace(book=old.book) for x, old in zip(found, lines)] or lines
 
 
