@@ -140,7 +140,16 @@ def runs(
     useful = [run for run in ordered if any(outcome.error is None for outcome in run.outcomes)]
     if useful and not useful[0].way.tensors and not _raises(useful[0]):  # written for arrays: tensors tell of torch
         useful = [run for run in useful if not (run.way.tensors and _raises(run))]
+    useful = [run for run in useful if not _refuses_its_masks(run, useful)]
     return _distinct(useful) or ordered[:1]
+
+
+def _refuses_its_masks(run: Run, others: list[Run]) -> bool:
+    """Whether masks of its type raise errors, and those of another, with the same axes, do not: the type is check's
+    own choice, and such errors are none of the student's."""
+    like = run.way._replace(mask=None), run.way.mask.axes if run.way.mask else ""
+    taken = ((x.way._replace(mask=None), x.way.mask.axes) for x in others if x.way.mask and not _raises(x))
+    return run.way.mask is not None and _raises(run) and like in taken
 
 
 def _raises(run: Run) -> bool:

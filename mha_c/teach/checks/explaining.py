@@ -73,13 +73,14 @@ def explanation(runs: Sequence[Run], *others: Callable[[], Any]) -> Any:
     # Of what raises an error everywhere, but for one probe, no mistake explains two numbers.
     runs = [run for run in runs if (not run.asked.role or _hides(run)) and _number_of_results(run) > 1]
     lesser: dict[str, Explained] = {}
-    found = _first(_one(runs), runs, lesser)
+    found = _first(_one(runs), runs, lesser) or lesser.pop("nan", None)
     if not all(run.student.patience for run in runs):
         return found or lesser.get("numbers") or lesser.get("shapes")
     if found is None and not lesser:
         found = next(filter(None, map(_within_a_form, runs)), None)
         found = found or next(filter(None, (each() for each in others)), None)
-    return found or _first(_two(runs), runs, lesser) or lesser.get("numbers") or lesser.get("shapes")
+    found = found or _first(_two(runs), runs, lesser) or lesser.get("nan")
+    return found or lesser.get("numbers") or lesser.get("shapes")
 
 
 def _number_of_results(run: Run) -> int:
@@ -120,7 +121,7 @@ def _first(
         for run in asked:
             if fill != _ANY and _begins_otherwise(made, outputs, run, first[id(run)]):
                 continue
-            tier, left = _explains(made, outputs, run, fill == _ANY)
+            tier, left = _explains(made, outputs, run, fill == _ANY, len(mistakes) > 1)
             if tier and any(each.id == "mask_inverted" for each in mistakes) and not _loses(run, form, -1.5):
                 continue
             if tier == "all":
@@ -254,11 +255,13 @@ def _has_nan(run: Run) -> bool:
     return any(outcome.output is not None and np.isnan(outcome.output).any() for outcome in run.outcomes)
 
 
-def _explains(made: Any, outputs: dict[int, Any], run: Run, any_row: bool) -> tuple[str, list[int]]:
-    """("all" | "numbers" | "shapes" | "", the probes that are left).
+def _explains(made: Any, outputs: dict[int, Any], run: Run, any_row: bool, is_pair: bool) -> tuple[str, list[int]]:
+    """("all" | "nan" | "numbers" | "shapes" | "", the probes that are left).
 
-    "all": it has the same outcomes, errors too; "numbers": the same where neither raises an error; "shapes": the same
-    where neither does, and the shape is right.
+    "all": it has the same outcomes, errors too; "nan": all, but for what is NaN with the student alone; "numbers": the
+    same where neither raises an error; "shapes": the same where neither does, and the shape is right.  A pair of
+    mistakes that raises where the student has numbers explains nothing: of the few probes that are left, some pair
+    always has the numbers.
     """
     left: list[int] = []
     met, differs, tier = 0, False, "all"
@@ -267,14 +270,18 @@ def _explains(made: Any, outputs: dict[int, Any], run: Run, any_row: bool) -> tu
             outputs[id(inputs)] = output(made, _as_given(run, inputs))
         got = outputs[id(inputs)]
         if _is_all_nan(outcome):
+            if got is not None and not np.isnan(got).all() and tier == "all":
+                tier = "nan"
             continue
         if any_row and got is not None and outcome.output is not None and got.shape == outcome.output.shape:
             if np.isnan(got).all():  # it says nothing
                 continue
             got = np.where(np.isnan(got), outcome.output, got)
         if got is None or outcome.error is not None:
+            if is_pair and outcome.error is None:
+                return "", []
             if not (got is None and outcome.error is not None):
-                tier = "numbers" if tier == "all" else tier
+                tier = "numbers" if tier in ("all", "nan") else tier
         elif equal(outcome, got):
             met, differs = met + 1, differs or not equal(outcome, right)
         elif right is not None and outcome.output.shape not in (right.shape, got.shape):

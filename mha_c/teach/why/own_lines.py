@@ -119,12 +119,20 @@ def nan_line(run: Run) -> list[Any]:
         if np.isnan(step.value).any() and step.name != "empty":  # memory may hold anything
             values = [trace.value(x) for x in step.sources] if trace is not None else []
             words = "an operation has no number as its result here"
+            grown = _grown(trace) if trace is not None and any(np.isposinf(x).any() for x in values) else None
+            if grown is not None:
+                return [say("nan_grown"), _line(WrongLine(grown.place))]
             if "mul" in step.name:
                 words = "0 times infinity is NaN: hide with torch.where or masked_fill, not by a product"
             elif "softmax" in step.name or any((np.isneginf(x).all(axis=-1)).any() for x in values if x.ndim):
                 words = "a row whose numbers are all -inf has no softmax"
             return [say("nan_first", why=said(words)), _line(WrongLine(step.place))]
     return []
+
+
+def _grown(trace: Trace) -> Optional[Operation]:
+    """The first exp whose result is infinite."""
+    return next((x for x in trace.steps if x.name in ("exp", "exp_", "exp2") and np.isposinf(x.value).any()), None)
 
 
 def line_of(run: Run, name: str, which: int = -1) -> list[OwnLine]:

@@ -12,6 +12,8 @@ from typing import Any, Optional
 
 import numpy as np
 
+from ..asking.answers import NEAR
+from ..asking.comparing import HUGE
 from ..asking.probes import Inputs
 from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
 from .noting import Operation, Place, Trace
@@ -143,6 +145,9 @@ class Search:
             return self.steps[-1].outer
         if not self.is_noted:
             return None
+        if id == "no_rescale" and "chunk_size" not in self.inputs:  # of one key after the other the book has no line
+            tops = [x.place for x in self.steps if x.name.startswith("max") and x.place.function != "__init__"]
+            return tops[-1] if tops else self.first()
         if id.startswith(_LAID):
             place = self._laid_wrong() or self._last_transposed(right)
             if place is not None:
@@ -184,6 +189,13 @@ class Search:
                 if at is not None:
                     return self._named_otherwise(id, self._began(at))
         return self.first()
+
+    def _scaled(self, place: Place) -> Place:
+        """Of a line that only picks numbers, the line behind it that divides."""
+        divides = r"sqrt|\*\*|/|scal"
+        lines = [x.place for x in self.steps if x.place.function == place.function and x.place.number > place.number]
+        behind = (x for x in lines if re.search(divides, x.text))
+        return place if re.search(divides + "|[(]", place.text) else next(behind, place)
 
     def _called_with(self, at: int) -> Place:
         """The line that writes into what is right but for it; of one in a helper, that which calls it and another."""
@@ -270,7 +282,7 @@ class Search:
         """Of a mask that is read the other way round: the line that made it, if its name says the opposite; of a scale
         by a wrong number: the line that made this number."""
         if id in _OF_SIZES:
-            return _where_named(place) or place
+            return _where_named(place) or self._scaled(place)
         if id == "no_rescale":
             return _where_a_number(place) or place
         if id == "softmax_axis":
@@ -344,11 +356,22 @@ class Search:
         return found
 
     def stage(self, right: Trace) -> str:
-        """The last stage of the book's whose numbers the student has; "" where there is none."""
-        theirs = [x.value for x in self.steps if x.value.dtype != bool]
+        """The last stage of the book's that the student has whole, before the first step that is not right; "" where
+        there is none."""
+        first = self._first_bad()
+        theirs = [x.value for x in self.steps[:first] if x.value.dtype != bool]
         reached = ""
         for stage, value in stages(right):
             known = Known([value])
-            if any(x in known for x in theirs):
+            if any(x in known and _is_laid_alike(x, value) for x in theirs):
                 reached = stage
         return reached
+
+
+def _is_laid_alike(x: Any, value: Any) -> bool:
+    """Whether it has the same rows, in any order: the transposed scores have the same numbers."""
+    if x.shape[-1:] != value.shape[-1:]:
+        return False
+    one, two = (np.clip(each, -HUGE, HUGE).reshape(-1, each.shape[-1]) for each in (x, value))
+    one, two = (each[np.lexsort(each.round(3).T)] for each in (one, two))
+    return np.allclose(one, two, NEAR, NEAR)

@@ -172,8 +172,9 @@ def in_one_call(inputs: Inputs, layout: str) -> Iterator[Inputs]:
 
 
 def stages(right: Trace) -> list[tuple[str, Any]]:
-    """The stages of the book's call, with their numbers."""
+    """The stages of the book's call, with the numbers that the line of each ends with: a product is no score yet."""
     found: list[tuple[str, Any]] = []
+    last: Optional[Place] = None
     for step in right.steps:
         text = step.place.text
         name = ""
@@ -189,8 +190,11 @@ def stages(right: Trace) -> list[tuple[str, Any]]:
             name = "heads"
         elif "= transpose_qkv(" in text:
             name = "projections"
+        if name and step.place == last:
+            found.pop()
         if name:
             found.append((name, step.value))
+        last = step.place
     return found
 
 

@@ -21,6 +21,7 @@ SENTENCES = {
     "steps_first": "With (steps, batch, features) it is right: nn.MultiheadAttention takes that, unless "
     "batch_first=True.  If your task has the steps first, say so in the docstring: (steps, batch, features).",
     "nan": "The result is NaN where the book's has numbers.",
+    "nan_grown": "exp of a large number is infinite in this line, and NaN comes of it: it must get at most 0.",
     "nan_first": "NaN appears first in this line: {why}.",
     "keys_not_turned": "the keys are not turned, the queries alone are",
     "precision": "Its numbers are right to about three digits: something in it is rounded, or computed in float16 or "
