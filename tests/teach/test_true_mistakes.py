@@ -3,6 +3,7 @@
 import pytest
 
 import needs
+from mha_c import teach
 
 ONLINE = """
 import torch
@@ -202,10 +203,13 @@ def test_two_mistakes_that_raise_elsewhere_explain_nothing(judged):
     assert "in two things" not in str(answer), answer
 
 
-def test_an_error_of_a_mask_of_another_type_is_not_the_students(judged):
+def test_an_error_of_a_mask_of_another_type_is_not_the_students():
     """Its mask of booleans is taken; that integers are not says nothing."""
-    answer = answer_to(judged, SDPA, "    return e / torch.sum(e,", "    return e / torch.sum(x,", "dot_product")
-    assert "boolean" not in str(answer) and "raises" not in answer.mistakes, answer
+    needs.module("torch")
+    room = {}
+    exec(SDPA.replace("    e = torch.exp(x)\n", "    e = x\n"), room)
+    answer = teach.check(room["scaled_dot_product_attention"], "dot_product", mask="attend")
+    assert answer.mistakes == ["no_softmax"] and "boolean" not in str(answer), answer
 
 
 def test_an_infinite_exp_is_no_matter_of_masks(judged):
