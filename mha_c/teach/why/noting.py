@@ -162,7 +162,9 @@ def written_by_them(file: str) -> bool:
 
 def room_of(mine: Any) -> dict[str, Any]:
     """The names of the file in which something of a student's was made."""
-    call = mine if isinstance(mine, (type, FunctionType)) else getattr(mine, "__func__", type(mine))
+    call: Any = mine if isinstance(mine, (type, FunctionType)) else getattr(mine, "__func__", type(mine))
+    while isinstance(getattr(call, "__wrapped__", None), FunctionType):  # a library's vmap, or a decorator
+        call = call.__wrapped__
     room: Optional[dict[str, Any]] = getattr(call, "__globals__", None)
     return room or vars(sys.modules.get(getattr(call, "__module__", ""), sys))
 
