@@ -142,6 +142,8 @@ def _fills(node: Any, _: Scope) -> Iterator[Edit]:
         yield instead(node.value, "-1e9")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         yield instead(node.right, "-1e9")
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call) and called(node.value) == "finfo":
+        yield instead(node, f"{ast.unparse(node.value)}.min")
 
 
 def _calls(node: Any, _: Scope) -> Iterator[Edit]:
@@ -285,6 +287,25 @@ def _indices(node: Any, names: Scope) -> Iterator[Edit]:
             yield instead(node, f":{ast.unparse(node.lower)}")
 
 
+def _up_to_now(node: Any, names: Scope) -> Iterator[Edit]:
+    """A slice that ends with the step that a loop is at."""
+    if isinstance(node, ast.Slice) and node.step is None:
+        lower = "" if node.lower is None else ast.unparse(node.lower)
+        yield from (instead(node, f"{x}:{name} + 1") for name in names.counters for x in {lower, ""} - {name})
+    if isinstance(node, ast.Call) and called(node) == "slice" and node.args:
+        lower = ast.unparse(node.args[0]) if len(node.args) > 1 else "0"
+        for name in names.counters:
+            texts = (f"{x}, {name} + 1" for x in sorted({lower, "0"} - {name, "None"}))
+            yield from (Edit(node.args[0].col_offset, end_of(node.args[-1]), text) for text in texts)
+
+
+def _flags(node: Any, _: Scope) -> Iterator[Edit]:
+    """A flag of a call, the other way."""
+    for each in node.keywords if isinstance(node, ast.Call) else ():
+        if isinstance(each.value, ast.Constant) and type(each.value.value) is bool:
+            yield instead(each.value, str(not each.value.value))
+
+
 def _normalised(node: Any, _: Scope) -> Iterator[Edit]:
     """What is given a name, divided by its sum; or softmax of it."""
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
@@ -336,11 +357,11 @@ _MENDS = {
     ("no_softmax",): (_normalised, _calls, _in_functions, _without, _symbols, of_numbers, exponentials),
     ("mask_after",): (_orders,),
     ("softmax_", "mean_", "argmax", "log_", "uniform", "relu", "softmin", "chunk_", "no_rescale"): (
-        _calls, _without, _normalised, _numbers_beside, _symbols, _axes, _in_functions,
+        _calls, _without, _normalised, _numbers_beside, _symbols, _axes, _in_functions, _flags,
     ),
     ("mask_", "lens_", "sees_", "hides_", "causal_", "window_", "together", "no_mask"): (
         _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, partial(_symbols, others="+-*"),
-        _other_names, ranges, thrown_away, mirrored, bounded, of_other_axes, complement, unread,
+        _other_names, ranges, thrown_away, mirrored, bounded, of_other_axes, complement, unread, _up_to_now,
     ),
     ("swapped", "no_projection", "no_output", "weights_", "no_values", "no_w_v", "no_tanh", "no_transpose"): (
         _other_names, _orders, _numbers_beside, letters, _turned, _wrapped, _in_layers, _in_functions, _products,

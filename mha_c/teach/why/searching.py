@@ -29,9 +29,11 @@ _MOVES = ("named", "getitem", "setitem", "stack", *_OF_LAYOUT)  # they compute n
 _PARTS = ("getitem", "unbind", "chunk", "split")
 _COPIES = ("named", "getitem", "expand", "repeat", "tile", "repeat_interleave", "broadcast_to", "stack", *_OF_LAYOUT)
 _EMPTY = re.compile(r"= *(np|torch)\.(empty|zeros)(_like)?\(")  # numbers that something is written over
+_MAKE_EMPTY = ("named", "setitem", "empty", "zeros", "empty_like", "zeros_like")
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
 _MAKES_A_MASK = re.compile(r"[<>]|\btri[lu]?\(")
+_GIVES_NONE = re.compile(r"\w\(([^\[]*,)? *(\w+ *= *)?None *[,)]")
 _LAID = ("heads_", "wrong_axes", "qkv_order", "groups_", "wrong_group")
 
 
@@ -117,15 +119,25 @@ class Search:
             )
             gives_a_name = given is not None and np.array_equal(given, x.value, equal_nan=True)
             self.is_right.append(self.is_right[x.sources[0]] if gives_a_name else self._is_right(x))
+        if "window" in inputs:
+            self._allow_ends(first.shape[-2], inputs["window"])
         numbers = {i for i, x in enumerate(self.is_right) if x and is_numbers(self.steps[i].value)}
         self.good = numbers | self._leading_to(numbers)
+
+    def _allow_ends(self, steps: int, window: int) -> None:
+        """Each of a window's two ends is right where a mask is made of it and of another."""
+        ends = [np.tri(steps, dtype=bool), ~np.tri(steps, k=-window, dtype=bool)]
+        for x in self.steps:
+            for i in x.sources if is_mask(x.value) and len({*x.sources}) > 1 else ():
+                if i >= 0 and is_mask(self.steps[i].value):
+                    self.is_right[i] |= any(same_mask(self.steps[i].value, end) for end in ends)
 
     def _is_right(self, step: Operation) -> bool:
         if (
             step.value.size == 0
             or counts(step.value)
             or (not step.sources and (step.value == step.value.flat[0]).all())
-            or _EMPTY.search(step.place.text)
+            or (_EMPTY.search(step.place.text) and (step.name in _MAKE_EMPTY or not step.sources))
         ):
             return True
         if is_mask(step.value):
@@ -169,6 +181,10 @@ class Search:
         every = [*values, *(each for x in values for each in self._of_each_head(x))]
         if id == "mask_after_softmax":  # the weights as the mask leaves them
             every.reverse()
+        if id == "scale_after_softmax":  # the weights as the scale leaves them
+            scaled = next((at for x in values[-2:-1] for at in [self._first_with(x)] if at is not None), None)
+            if scaled is not None:
+                return self.steps[scaled].place
         new = next((at for x in every if x not in self.right for at in [self._first_with(x)] if at is not None), None)
         if new is not None and id == "mask_after_softmax":
             return self._called_with(new)
@@ -179,8 +195,8 @@ class Search:
             return self.steps[at].outer if at is not None else self.first()
         for x in every if id == "no_scale" else values if not id.startswith(_OF_MASKS) else ():
             at = (self._made_last(x) if id == "no_scale" else self._last_with(x)) if x in self.right else None
-            if at is not None:
-                return self.steps[at].place
+            if at is not None:  # heads are laid in the helper, not where its result gets a name
+                return self.steps[self._before(at, ("named",)) if id.startswith(_LAID) else at].place
         starts = [i for i, x in enumerate(wrong.steps) if any(each.is_at(x.place) for each in changed)]
         for step in wrong.steps[min(starts, default=0) :]:
             for x in (step.value, *self._of_each_head(step.value)):
@@ -188,7 +204,14 @@ class Search:
                 at = self._first_with(x) if is_new else None
                 if at is not None:
                     return self._named_otherwise(id, self._began(at))
-        return self.first()
+        return (self._wrong_mask() if id.startswith(_OF_MASKS) else None) or self.first()
+
+    def _wrong_mask(self) -> Optional[Place]:
+        """The first line that makes a wrong mask, which leads to the output."""
+        of_output = self._leading_to_the_end()
+        made = (x for i, x in enumerate(self.steps) if i in of_output and x.sources and not self.is_right[i])
+        masks = (x for x in made if is_mask(x.value) and x.value.ndim > 1)  # weights of one key are 1, too
+        return next((x.place for x in masks if (x.value != x.value.flat[0]).any()), None)
 
     def _scaled(self, place: Place) -> Place:
         """Of a line that only picks numbers, the line behind it that divides."""
@@ -220,6 +243,8 @@ class Search:
         bad = [i for i in wrong if self.steps[i].name in _OF_LAYOUT and self.steps[i].value in self.right]
         if not bad:
             return None
+        if self.steps[wrong[0]].name in _PARTS and wrong[0] in self._leading_to({bad[0]}):
+            return self.steps[wrong[0]].place
         step = self.steps[bad[0]]
         before = self.steps[step.sources[0]] if step.sources and step.sources[0] >= 0 else step
         joins = before.value.ndim > step.value.ndim and before.name in ("transpose", "permute", "swapaxes")
@@ -245,15 +270,23 @@ class Search:
             hides = step.value.size > 1 and (step.value <= -1e4).any()
             fills = self.is_right[i] or step.name in ("masked_fill", "where")  # of scores that are scaled later
             if hides and fills and i not in used and step.name != "named":
-                return step.place
+                bad = self._first_bad() if self._is_alone(step) else None
+                return step.place if bad is None else self.steps[bad].place
         return self._call_without_mask(used)
 
+    def _is_alone(self, step: Operation) -> bool:
+        """Whether it is a mask that a call adds, made of no scores."""
+        return bool(((step.value == 0) | (step.value <= -1e4)).all())
+
     def _call_without_mask(self, used: set[int]) -> Optional[Place]:
-        """The call that does not get a mask: right, and used by nothing, it stands in the function that calls."""
+        """The call that does not get a mask: right, and used by nothing, it stands in the function that calls; or the
+        call gets None."""
         bad = self._first_bad()
         if bad is None:
             return None
         outer = self.steps[bad].outer
+        if outer.function != self.steps[bad].place.function and _GIVES_NONE.search(outer.text):
+            return outer
         for i, step in enumerate(self.steps):
             makes = is_mask(step.value) and step.value.ndim > 1 and self.is_right[i] and i not in used
             if makes and outer.function == step.place.function and outer.number > step.place.number:
