@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import needs
 from checks import attended
 from mha_c import teach
 from mha_c.teach import book
@@ -189,3 +190,27 @@ def test_a_function_whose_name_says_attention_alone_is_what_its_numbers_say(made
         return made(q * np.sqrt(q.shape[-1]), k, v)
 
     assert teach.check(attention_of_larger_queries).mistakes == ["no_scale"]
+
+
+def test_a_line_that_hides_nothing_is_no_mending_of_a_causal_layer():
+    """Its fill is wrong; without any mask it would be the book's multi_head."""
+    torch = needs.module("torch")
+    nn = torch.nn
+
+    class MultiHeadAttention(nn.Module):
+        def __init__(self, d_model, num_heads):
+            super().__init__()
+            self.h = num_heads
+            self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(d_model, d_model) for _ in range(4))
+
+        def forward(self, x):
+            q, k, v = (f(x).unflatten(-1, (self.h, -1)).transpose(1, 2) for f in (self.W_q, self.W_k, self.W_v))
+            scores = q @ k.transpose(2, 3)
+            steps = torch.arange(x.shape[1])
+            hidden = steps.unsqueeze(-1) < steps.unsqueeze(0)
+            scores.masked_fill_(hidden, 0.0)
+            weights = (scores / k.shape[-1] ** 0.5).softmax(-1)
+            return self.W_o((weights @ v).transpose(1, 2).flatten(2))
+
+    answer = teach.check(MultiHeadAttention)
+    assert answer.mistakes == ["mask_zero"] and "0.0" in answer.lines[0].text, answer
