@@ -210,7 +210,7 @@ class ThreeLetters(nn.Module):
         return self.energy(s, H).squeeze(-1).masked_fill(mask == 0, float("-inf")).softmax(-1)
 
 
-@case("additive", [rows(1, 2, 4)[0], rows(2, 5, 6)], [rows(1, 2, 4)[0], rows(2, 5, 6), SEEN], says="raises", core=False)
+@case("additive", [rows(1, 2, 4)[0], rows(2, 5, 6)], [rows(1, 2, 4)[0], rows(2, 5, 6), SEEN], core=False)
 class QueryAndValues(ThreeLetters):
     """The values are the keys, and the weights a column."""
 

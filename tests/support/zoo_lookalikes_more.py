@@ -135,7 +135,7 @@ class Softcapped(Shown):
         return 20 * capped
 
 
-@differs("multi_head", "unknown")
+@differs("multi_head", "one_line", of_class="unknown")
 class LargestScores(Shown):
     def scores(self, q, k):
         scores = super().scores(q, k)
@@ -207,7 +207,7 @@ class LouderOutputInTraining(Shown):
         return super().output(x)
 
 
-@differs("multi_head", "unknown", of_class="lens_tiled")
+@differs("multi_head", "unknown")
 class MaskSubtracted(Shown):
     def forward(self, x, mask=None):
         q, k, v = self.project(x, x, x)

@@ -304,7 +304,7 @@ class BahdanauAttention(nn.Module):
         return torch.bmm(weights, keys), weights
 
 
-@case("additive", [*cross(6, 4, 7), SEEN.bool()], [*cross(6, 4, 7), None], of_class="swapped_projections")
+@case("additive", [*cross(6, 4, 7), SEEN.bool()], [*cross(6, 4, 7), None])
 class VectorOfScores(nn.Module):
     """A vector for v, one projection of both, a mask of keys."""
 

@@ -224,7 +224,7 @@ class RotatedAndShared(nn.Module):
         return self.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
-@case("multi_head", [rows(2, 5, 8)], says="unknown", of_class="raises")
+@case("multi_head", [rows(2, 5, 8)], says="one_line", of_class="raises")
 class RotatedAsComplexNumbers(nn.Module):
     """Features 2i and 2i + 1 turn together, by a table of complex numbers."""
 

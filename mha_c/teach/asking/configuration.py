@@ -35,7 +35,8 @@ def _guessed(name: str) -> str:
 def _is_a_width(name: str) -> bool:
     """Whether a name that nobody knows is surely that of a number of features: d_hid, emb_size."""
     says_number = re.search("^(d|n|num|dim)_|(size|dims?|width|features|channels|units)$", name.lower())
-    return bool(says_number) and _guessed(name) == "num_hiddens"
+    guessed = _guessed(name) or ("num_hiddens" if name.startswith("d_") else "")
+    return bool(says_number) and guessed in ("num_hiddens", "head_dim")
 
 
 class _NestedSize(int):

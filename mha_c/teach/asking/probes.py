@@ -84,9 +84,9 @@ def _probes(kind: str, sizes: Optional[Sizes]) -> list[Inputs]:
         return [_along_time(kind, i, each) for i, each in enumerate(along)]
     if kind == "grouped":
         by_groups = [_grouped(numbers, i, *call) for i, call in enumerate(_GROUPED)]
-        shape = by_groups[-1]["mask"].shape  # the last once more, with one mask for all items, as a causal mask is
-        past = np.tri(shape[-2], shape[-1], dtype=bool)
-        return [*by_groups, {**by_groups[-1], "mask": np.broadcast_to(past, shape)}]
+        shape = by_groups[-1]["mask"].shape  # the last once more, with one mask for all items, which is not causal
+        seen = np.tri(shape[-2], shape[-1], dtype=bool)[::-1]
+        return [*by_groups, {**by_groups[-1], "mask": np.broadcast_to(seen, shape)}]
     if kind == "causal_multi_head":
         given = [Sizes(h, h, h, h, heads) for h, heads in [(4, 2), (8, 2), (6, 3), (8, 2), (12, 3)]]
         sized = [sizes or each for each in given]

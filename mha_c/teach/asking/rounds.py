@@ -220,6 +220,8 @@ def _ways(student: Student, asked: Round, means: Optional[str]) -> list[Way]:
         return laid
     past = student.kind in CAUSAL and asked.parameter not in student.optional
     masked = [[way._replace(mask=mask) for mask in mask_ways(way.layout, means, past)] for way in laid]
+    if not says_steps_first(student.mine):  # the batch last would make right what nobody says of the steps
+        masked = [[way for way in ways if way.mask is None or way.mask.axes != "qkb"] for ways in masked]
     if means is None and multiplies_masks(student.mine):
         masked = [[way for way in ways if way.mask is None or way.mask.means != "add"] for ways in masked]
     usable: dict[Any, set[str]] = {}  # axes that are taken, where all else but weights is alike
