@@ -1,6 +1,8 @@
 """Lines of what loops over its batch, of plain numbers, of heads that share keys, and of projections with a bias."""
 
+import sys
 from time import process_time
+from types import SimpleNamespace
 
 import pytest
 
@@ -268,3 +270,57 @@ def test_a_list_that_holds_itself_is_an_answer(judged):
     text = "def attention(q, k, v):\n    x = [1.0]\n    x += [x, x]\n    return x\n"
     (each,) = judged(text).judged
     assert each.ok is False and "lists within lists" in each.text, each
+
+
+OF_A_CLASS = """
+import depths
+import torch
+from torch import nn
+
+
+class SoftmaxAttention(nn.Module):
+    def __init__(self, dropout=0.0):
+        depths.note()
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.scale = 2.0
+
+    def forward(self, queries, keys, values):
+        scores = torch.bmm(queries, keys.transpose(1, 2)) / self.scale
+        return torch.bmm(self.dropout(torch.softmax(scores, -1)), values)
+"""
+OF_ITSELF = """
+import depths
+import numpy as np
+
+
+def total(x, n):
+    depths.note()
+    if n == 1:
+        return x[..., :1]
+    return total(x[..., 1:], n - 1) + x[..., :1]
+
+
+def attention(q, k, v):
+    exps = np.exp(q @ k.transpose(0, 2, 1))
+    return 1.1 * exps / (total(exps, exps.shape[-1]) + 0.3) @ v
+"""
+
+
+@pytest.mark.parametrize(("text", "id"), [(OF_A_CLASS, "scale_fixed"), (OF_ITSELF, "unknown")])
+def test_no_changed_line_calls_itself_without_end(judged, monkeypatch, text, id):
+    """At Python's own limit others' code fails, too, and what nobody can catch is printed."""
+    deepest = 0
+
+    def note():
+        nonlocal deepest
+        around = [sys._getframe(1)]
+        while around[-1].f_back is not None:
+            around.append(around[-1].f_back)
+        deepest = max(deepest, sum(each.f_code is around[0].f_code for each in around))
+
+    monkeypatch.setitem(sys.modules, "depths", SimpleNamespace(note=note))
+    if text is OF_A_CLASS:
+        needs.module("torch")
+    (each,) = judged(text).judged
+    assert each.answer.mistakes == [id] and deepest <= 20, (deepest, each)

@@ -68,6 +68,8 @@ def _guessed(mine: Any) -> tuple[str, str]:
     by_name = [kind for kind, pattern, _ in _KINDS if re.search(pattern, name, re.IGNORECASE)]
     by_sign = [kind for kind, _, sign in _KINDS if sign and sign in signs]
     inputs = {*roles(mine, ["queries", "keys", "values"]).values()} & {"queries", "keys", "values"}
+    if {"keys", "values"} <= inputs:  # SoftmaxAttention is no softmax
+        by_name = [kind for kind in by_name if kind != "masked_softmax"]
     plain = ("q", "query", "queries")
     if not any(root_of(each.name) in ("q", "qkv") and each.name.lower() not in plain for each in given):
         signs.discard("W_o")  # "w" alone may be a window

@@ -27,6 +27,7 @@ _MOST = 700  # changes that are tried for one answer: most that were found are a
 _MORE = 150  # and after the first that makes all right, for one that costs less
 _PATIENCE = 1.0  # seconds of the processor that they may take, where a call is slow
 _LINES = 20_000  # that run before a changed loop counts as endless: calls with probes run some hundred
+_DEEP = 20  # calls of one function within each other: those of a text that ends are few
 _FAR, _LARGE = 5, 6  # lines and characters; what is farther, or larger, is tried as this is
 
 
@@ -265,7 +266,8 @@ def _that_count(run: Run) -> list[int]:
 
 
 def _loops_end() -> AbstractContextManager[None]:
-    """While it is entered, a loop without end, which a changed line may make of `while`, ends with an error."""
+    """While it is entered, what a changed line makes endless ends with an error: loops, and functions that call
+    themselves, or make their own class in `__init__`.  Python's own limit is met late, where others' code fails, too."""
     left = _LINES
 
     def count(frame: Any, event: str, _: Any) -> Any:
@@ -276,6 +278,14 @@ def _loops_end() -> AbstractContextManager[None]:
         return count
 
     def enter(frame: Any, event: str, _: Any) -> Any:
-        return count if written_by_them(frame.f_code.co_filename) else None
+        if not written_by_them(frame.f_code.co_filename):
+            return None
+        above, depth = frame.f_back, 0
+        while above is not None and depth < _DEEP:
+            depth += above.f_code is frame.f_code
+            above = above.f_back
+        if depth == _DEEP:
+            raise RecursionError
+        return count
 
     return traced(enter)

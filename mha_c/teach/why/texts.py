@@ -30,7 +30,8 @@ class FunctionText:
         # A method's text stands in no class here.
         self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
         self._first = first - (self._text is not lines)
-        of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
+        around = made.__globals__
+        of_file = [x for x in around if x in ("np", "torch") or (callable(around[x]) and not _leads_to(around[x], made))]
         tree = ast.parse("".join(self._text))
         loops = [x.target for x in ast.walk(tree) if isinstance(x, (ast.For, ast.comprehension))]
         counters = [x.id for each in loops for x in ast.walk(each) if isinstance(x, ast.Name)]
@@ -42,6 +43,7 @@ class FunctionText:
         )  # fmt: skip
         # Of `for`, too: a list that its own loop appends to, by another name, has no end.
         self.may_loop = any(isinstance(x, (ast.While, ast.For)) for x in ast.walk(tree))
+        self.may_loop |= any(_leads_to(x, made) for x in _named_in(made))
         self._nodes = _of_one_line(tree)
         self.memory: dict[Any, Any] = {}  # what is known of its lines
 
@@ -158,6 +160,25 @@ def _variables(code: CodeType) -> list[str]:
     return list(
         dict.fromkeys([*code.co_varnames, *code.co_cellvars, *(name for each in inner for name in _variables(each))])
     )
+
+
+def _leads_to(call: Any, made: FunctionType) -> bool:
+    """Whether a call of something in a student's file may call this function of theirs again, or make its class."""
+    waiting, met = [call], set()
+    while waiting:
+        each = waiting.pop()
+        if each is made or (isinstance(each, type) and getattr(each, made.__name__, None) is made):
+            return True
+        if isinstance(each, FunctionType) and each not in met and written_by_them(each.__code__.co_filename):
+            met.add(each)
+            waiting += _named_in(each)
+    return False
+
+
+def _named_in(made: FunctionType) -> list[Any]:
+    """What a function names of its file."""
+    names = {name for code in _codes(made.__code__) for name in code.co_names}
+    return [made.__globals__[name] for name in names if name in made.__globals__]
 
 
 @lru_cache(maxsize=16)  # those of an answer, which may be tried for several ways to read weights
