@@ -267,7 +267,7 @@ def _that_count(run: Run) -> list[int]:
 
 def _loops_end() -> AbstractContextManager[None]:
     """While it is entered, what a changed line makes endless ends with an error: loops, and functions that call
-    themselves, or make their own class in `__init__`.  Python's own limit is met late, where others' code fails, too."""
+    themselves.  Python's own limit comes late: at it others' code fails, too."""
     left = _LINES
 
     def count(frame: Any, event: str, _: Any) -> Any:

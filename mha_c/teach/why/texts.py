@@ -30,8 +30,11 @@ class FunctionText:
         # A method's text stands in no class here.
         self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
         self._first = first - (self._text is not lines)
-        around = made.__globals__
-        of_file = [x for x in around if x in ("np", "torch") or (callable(around[x]) and not _leads_to(around[x], made))]
+        of_file = [
+            name
+            for name, x in made.__globals__.items()
+            if name in ("np", "torch") or (callable(x) and not _leads_to(x, made))
+        ]
         tree = ast.parse("".join(self._text))
         loops = [x.target for x in ast.walk(tree) if isinstance(x, (ast.For, ast.comprehension))]
         counters = [x.id for each in loops for x in ast.walk(each) if isinstance(x, ast.Name)]
