@@ -176,6 +176,7 @@ def _table(name: str, matrix: Any, marks: Any) -> str:
 
 
 UNJUDGED = {"untried", "not_judged", "exits", "internal"}  # mistakes that are none of the student's numbers
+UNNAMED = {"unknown", "one_line", "raises", "shape"}  # no known mistake is said to be it
 
 
 def readable(error: BaseException) -> BaseException:

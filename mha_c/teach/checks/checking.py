@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._arguments.calls import is_refusal, refuses_at_the_call
 from ..asking import masks
-from ..asking.answers import Answer, failed
+from ..asking.answers import UNNAMED, Answer, failed
 from ..asking.comparing import equal, is_misshapen
 from ..asking.forms import LAYOUTS, NARROWER, STEPS_FIRST, has_bool_masks_apart, says_steps_first
 from ..asking.kinds import reason
@@ -137,7 +137,7 @@ def check(
                 causal = _compared(hiding, mask, notes)
                 # Right with one input in three places says nothing about three: then what differs is among them.
                 tells = causal.mistakes or student.attends_to_itself or "hides_future" in answer.mistakes
-                answer = causal if tells and not {"unknown", "raises", "one_line"} & {*causal.mistakes} else answer
+                answer = causal if tells and not UNNAMED & {*causal.mistakes} else answer
             if kind is None and student.kind == "dot_product" and answer.ok is False:
                 answer = _as_another(mine, weights, mask, answer)
             word = by_positions(student) if answer.mistakes[:1] in (["unknown"], ["one_line"]) else ""
@@ -157,18 +157,16 @@ def check(
         return Answer(["internal"], [failed(error)], notes, error=error)
 
 
-_VAGUE = {"unknown", "one_line", "raises", "shape", "hides_future"}
-
-
 def _as_another(mine: Any, weights: Optional[Mapping[str, str]], means: Optional[str], answer: Answer) -> Answer:
     """The answer; of a function whose name says attention alone, and which hides the future, or shares keys among
     heads, that of its numbers."""
-    for kind in ("causal", "grouped") if _VAGUE & {*answer.mistakes} else ():
+    vague = UNNAMED | {"hides_future"}
+    for kind in ("causal", "grouped") if vague & {*answer.mistakes} else ():
         other = Student(mine, kind, weights, mask=means)
         other.patience = 0
         with suppress(CannotAsk, Unmade):
             found = _compared(other, means, [say("note_taken_for", kind=kind, why=said("of its numbers"))])
-            if found.ok is not None and not _VAGUE & {*found.mistakes}:
+            if found.ok is not None and not vague & {*found.mistakes}:
                 return found
     return answer
 
@@ -186,7 +184,7 @@ def _with_other_sizes(student: Student, answer: Answer, means: Optional[str], no
 
 
 # What may follow from sizes that it is not made for.
-_OF_SIZES = {"unknown", "raises", "shape", "scale_fixed", "one_line"}
+_OF_SIZES = UNNAMED | {"scale_fixed"}
 
 
 class _Wrong(Exception):

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable, NamedTuple, Optional
 
-from ..asking.answers import Answer, readable
+from ..asking.answers import UNNAMED, Answer, readable
 from ..asking.kinds import told, unknown_kind
 from ..asking.making import CannotAsk, Unmade
 from ..asking.mistakes import KINDS
@@ -150,7 +150,8 @@ def loaded(path: Path) -> ModuleType:
     sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
     root, module.__package__ = _package(path.resolve())
     sys.path.insert(0, str(root))
-    sys.path.append(str(path.resolve().parent))  # of a package: last, since its logging.py is not Python's
+    if module.__package__:  # last, since a package's logging.py is not Python's
+        sys.path.append(str(path.resolve().parent))
     sys.argv = [str(path)]
     try:
         for name, text in parts(path):
@@ -236,9 +237,8 @@ def no_answer(status: Optional[int], seconds: float) -> tuple[str, str]:
     )
 
 
-_VAGUE = (["unknown"], ["raises"], ["shape"])  # of a part it may be known what is wrong
 # What a right attention has, too, that is another than the book's.
-_OF_OTHERS = {"unknown", "one_line", "raises", "shape", "extra_parameter"}
+_OF_OTHERS = UNNAMED | {"extra_parameter"}
 
 
 def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: dict[str, Any]) -> FileReport:
@@ -257,11 +257,11 @@ def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: di
     while chosen:
         name = chosen.pop(0)
         each = _judged(module, name, kind, options)
-        if each.ok is None or (each.answer and each.answer.mistakes[:1] in _VAGUE):  # its parts say something, too
+        mistakes = each.answer.mistakes if each.answer else []
+        if each.ok is None or {*mistakes[:1]} & (UNNAMED - {"one_line"}):  # of a part it may be known what is wrong
             covered = set().union(*(definitions.all[other].uses for other in (*chosen, *(x.name for x in judged))))
             chosen += [part for part in definitions.parts_of(name) if part not in covered and not kind]
-        definition, mistakes = definitions.all[name], set(each.answer.mistakes if each.answer else ())
-        vague = bool(mistakes) and mistakes <= _OF_OTHERS
+        definition, vague = definitions.all[name], bool(mistakes) and {*mistakes} <= _OF_OTHERS
         known = {"kind": definition.kind, "file": path.name, "name": name}
         if each.ok or kind or (definition.is_sure() and not (vague and definition.may_be_another())):
             judged.append(each)

@@ -8,11 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .places import SYMBOLS, WIDTH_OF_HEAD, Edit, Scope, called
-from .places import edit as instead
-from .places import end as end_of
-from .places import inner as bracketed
-from .places import number as number_in
+from .places import SYMBOLS, WIDTH_OF_HEAD, Edit, Scope, bracketed, called, end_of, instead, number_in
 
 
 def sides(node: Any, _: Scope) -> Iterator[Edit]:

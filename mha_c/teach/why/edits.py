@@ -24,11 +24,19 @@ from .arranging import (
     whole_pairs,
     with_input,
 )  # fmt: skip
-from .places import SYMBOLS, WIDTH_OF_HEAD, Edit, Scope, called, is_number, is_product
-from .places import edit as instead
-from .places import end as end_of
-from .places import inner as bracketed
-from .places import number as number_in
+from .places import (
+    SYMBOLS,
+    WIDTH_OF_HEAD,
+    Edit,
+    Scope,
+    bracketed,
+    called,
+    end_of,
+    instead,
+    is_number,
+    is_product,
+    number_in,
+)
 from .statements import (
     bounded,
     complement,

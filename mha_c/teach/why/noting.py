@@ -160,11 +160,17 @@ def written_by_them(file: str) -> bool:
     return not file.startswith((_PACKAGE, "<__", "<frozen")) and "-packages" not in file
 
 
-def room_of(mine: Any) -> dict[str, Any]:
-    """The names of the file in which something of a student's was made."""
+def written_as(mine: Any) -> Any:
+    """The function, or the class, that something of a student's was written as."""
     call: Any = mine if isinstance(mine, (type, FunctionType)) else getattr(mine, "__func__", type(mine))
     while isinstance(getattr(call, "__wrapped__", None), FunctionType):  # a library's vmap, or a decorator
         call = call.__wrapped__
+    return call
+
+
+def room_of(mine: Any) -> dict[str, Any]:
+    """The names of the file in which something of a student's was made."""
+    call = written_as(mine)
     room: Optional[dict[str, Any]] = getattr(call, "__globals__", None)
     return room or vars(sys.modules.get(getattr(call, "__module__", ""), sys))
 

@@ -32,18 +32,18 @@ class Scope(NamedTuple):
     texts: Sequence[str] = ()  # short ones
 
 
-def edit(node: Any, text: str, is_of_name: bool = False) -> Edit:
-    return Edit(node.col_offset, end(node), text, is_of_name)
+def instead(node: Any, text: str, is_of_name: bool = False) -> Edit:
+    return Edit(node.col_offset, end_of(node), text, is_of_name)
 
 
-def end(node: Any) -> int:
+def end_of(node: Any) -> int:
     return node.end_col_offset
 
 
-def number(node: Any) -> Any:
+def number_in(node: Any) -> Any:
     """The whole number that is written there; None."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        inner = number(node.operand)
+        inner = number_in(node.operand)
         return None if inner is None else -inner
     return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
@@ -61,7 +61,7 @@ def called(node: Any) -> str:
     return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
-def inner(node: Any) -> str:
+def bracketed(node: Any) -> str:
     """A text before which, or behind which, something may stand."""
     text = ast.unparse(node)
     return f"({text})" if isinstance(node, (ast.BinOp, ast.UnaryOp)) else text

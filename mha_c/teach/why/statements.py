@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .places import Edit, Scope, called, edit, end, inner, number
+from .places import Edit, Scope, bracketed, called, end_of, instead, number_in
 
 _MIRRORED = {ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
 _FEW = 6  # names of a line, of which any two are exchanged
@@ -20,7 +20,7 @@ def thrown_away(node: Any, names: Scope) -> Iterator[Edit]:
     """A result that gets no name: that of what it was made of."""
     if isinstance(node, ast.Expr) and not isinstance(node.value, (ast.Constant, ast.Yield)):
         read = [x.id for x in ast.walk(node.value) if isinstance(x, ast.Name) and x.id in names.variables]
-        yield from (edit(node, f"{name} = {ast.unparse(node)}") for name in dict.fromkeys(read))
+        yield from (instead(node, f"{name} = {ast.unparse(node)}") for name in dict.fromkeys(read))
 
 
 def exchanged(node: Any, names: Scope) -> Iterator[Edit]:
@@ -33,7 +33,7 @@ def exchanged(node: Any, names: Scope) -> Iterator[Edit]:
             either = rf"(?<![\w.]){re.escape(one)}\b|(?<![\w.]){re.escape(two)}\b"
             other = {one: two, two: one}
             parts = re.split(f"({either})", ast.unparse(node.value))
-            yield edit(node.value, "".join(other.get(x, x) for x in parts))
+            yield instead(node.value, "".join(other.get(x, x) for x in parts))
 
 
 def _is_read(node: Any, names: Scope) -> bool:
@@ -46,14 +46,14 @@ def over_rows(node: Any, _: Scope) -> Iterator[Edit]:
     """A sum, or a maximum, of all: of each row."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args and not node.keywords:
         if node.func.attr in ("sum", "max", "mean"):
-            yield edit(node, f"{ast.unparse(node.func)}(-1, keepdims=True)")
+            yield instead(node, f"{ast.unparse(node.func)}(-1, keepdims=True)")
 
 
 def of_numbers(node: Any, names: Scope) -> Iterator[Edit]:
     """A list that is returned: each of its numbers divided by their sum."""
     if isinstance(node, ast.Return) and isinstance(node.value, ast.Name) and node.value.id in names.variables:
         name = node.value.id
-        yield edit(node.value, f"[x / sum({name}) for x in {name}]")
+        yield instead(node.value, f"[x / sum({name}) for x in {name}]")
 
 
 def exponentials(node: Any, names: Scope) -> Iterator[Edit]:
@@ -63,7 +63,7 @@ def exponentials(node: Any, names: Scope) -> Iterator[Edit]:
     for name in names.variables if "sum" in text else ():
         new, n_changed = re.subn(rf"(?<![\w.])(?<!out=){re.escape(name)}(?!\w|=)", f"np.exp({name})", text)
         if n_changed == 2:
-            yield edit(value, new)
+            yield instead(value, new)
 
 
 def of_other_axes(node: Any, names: Scope) -> Iterator[Edit]:
@@ -71,19 +71,19 @@ def of_other_axes(node: Any, names: Scope) -> Iterator[Edit]:
     if not isinstance(node, ast.Subscript):
         return
     if not isinstance(node.slice, ast.Tuple) and isinstance(node.slice, ast.Slice):
-        yield edit(node.slice, f":, {ast.unparse(node.slice)}")
-        yield Edit(end(node.value), end(node), "")
+        yield instead(node.slice, f":, {ast.unparse(node.slice)}")
+        yield Edit(end_of(node.value), end_of(node), "")
     places = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     for at in places:
-        if number(at) is not None:
-            yield from (edit(at, name) for name in names.counters if len(name) > 2)
+        if number_in(at) is not None:
+            yield from (instead(at, name) for name in names.counters if len(name) > 2)
 
 
 def mirrored(node: Any, _: Scope) -> Iterator[Edit]:
     """A comparison of the two the other way round."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _MIRRORED:
         left, right = ast.unparse(node.left), ast.unparse(node.comparators[0])
-        yield edit(node, f"{left} {_MIRRORED[type(node.ops[0])]} {right}")
+        yield instead(node, f"{left} {_MIRRORED[type(node.ops[0])]} {right}")
 
 
 def bounded(node: Any, names: Scope) -> Iterator[Edit]:
@@ -91,10 +91,10 @@ def bounded(node: Any, names: Scope) -> Iterator[Edit]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         left, whole = node.left, ast.unparse(node)
         if isinstance(left, ast.Call) and called(left) == "abs" and left.args:
-            one = inner(left.args[0])
-            yield edit(node, f"({one} >= 0) & ({one} < {ast.unparse(node.comparators[0])})")
-        elif number(node.comparators[0]) is not None:
-            yield from (edit(node, f"({whole}) & ({inner(left)} < {name})") for name in names.variables
+            one = bracketed(left.args[0])
+            yield instead(node, f"({one} >= 0) & ({one} < {ast.unparse(node.comparators[0])})")
+        elif number_in(node.comparators[0]) is not None:
+            yield from (instead(node, f"({whole}) & ({bracketed(left)} < {name})") for name in names.variables
                         if re.search("win|width|size|span|band|^w$", name.lower()))  # fmt: skip
 
 
@@ -107,31 +107,31 @@ def per_head(node: Any, names: Scope) -> Iterator[Edit]:
     for each in ast.walk(node.value):
         if _is_read(each, names) and each not in kept:
             divided = [f"{ast.unparse(each)} // {x}" for x in heads]
-            yield from (edit(each, x if each is node.value else f"({x})") for x in divided)
+            yield from (instead(each, x if each is node.value else f"({x})") for x in divided)
 
 
 def unread(node: Any, names: Scope) -> Iterator[Edit]:
     """What is computed, with a variable, or a mask of self's, that nothing reads."""
     is_computed = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Div, ast.Mult, ast.Add))
     if is_computed:
-        yield from (edit(node, f"{inner(node)} {sign} {name}") for name in names.unread for sign in "+*")
+        yield from (instead(node, f"{bracketed(node)} {sign} {name}") for name in names.unread for sign in "+*")
     value = getattr(node, "value", None) if isinstance(node, (ast.Assign, ast.Return)) else None
     if value is not None:
         yield from (
-            edit(value, f"{name}({ast.unparse(value)})") for name in names.unread if re.match("self.*mask", name)
+            instead(value, f"{name}({ast.unparse(value)})") for name in names.unread if re.match("self.*mask", name)
         )
 
 
 def complement(node: Any, _: Scope) -> Iterator[Edit]:
     """What a large negative number is multiplied with: where it is 0, not where it is 1."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.UnaryOp):
-        yield edit(node.left, f"(1 - {ast.unparse(node.left)})")
+        yield instead(node.left, f"(1 - {ast.unparse(node.left)})")
 
 
 def other_texts(node: Any, names: Scope) -> Iterator[Edit]:
     """Another of the short texts of a function: a key."""
     if isinstance(node, ast.Constant) and node.value in names.texts:
-        yield from (edit(node, repr(text)) for text in names.texts if text != node.value)
+        yield from (instead(node, repr(text)) for text in names.texts if text != node.value)
 
 
 def everywhere(change: Edit, line: bytes) -> Edit:

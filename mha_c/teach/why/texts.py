@@ -16,11 +16,21 @@ from typing import Any, Optional, Union
 
 from ..asking.rounds import Run
 from .edits import edits
-from .noting import forget_results, functions_noted, room_of, written_by_them
+from .noting import forget_results, functions_noted, room_of, written_as, written_by_them
 from .places import Edit, Scope
 
 
-class FunctionText:
+class _Text:
+    """Lines of a student's file, numbered as there."""
+
+    _text: list[str]
+    _first: int
+
+    def line(self, number: int) -> str:
+        return self._text[number - self._first].rstrip("\n")
+
+
+class FunctionText(_Text):
     """A function of the student's, and its text."""
 
     def __init__(self, made: FunctionType, attributes: Sequence[str]) -> None:
@@ -50,9 +60,6 @@ class FunctionText:
         self._nodes = _of_one_line(tree)
         self.memory: dict[Any, Any] = {}  # what is known of its lines
 
-    def line(self, number: int) -> str:
-        return self._text[number - self._first].rstrip("\n")
-
     def edits(self, number: int, of: str = "") -> Iterator[Edit]:
         """Changes of one place of a line."""
         nodes = [x for x in self._nodes if x.lineno == number - self._first + 1]
@@ -81,7 +88,7 @@ class FunctionText:
             self.made.__code__, self.made.__defaults__ = own
 
 
-class Constants:
+class Constants(_Text):
     """What the lines of a class, or of a file, give a name, and are no functions: numbers, mostly."""
 
     may_loop = False
@@ -106,9 +113,6 @@ class Constants:
                 self.names[number] = target.id
                 self._nodes[number] = [x for x in ast.walk(node) if isinstance(x, (ast.expr, ast.stmt, ast.slice))]
         self.lines = range(min(self.names, default=0), max(self.names, default=-1) + 1)
-
-    def line(self, number: int) -> str:
-        return self._text[number - self._first].rstrip("\n")
 
     def edits(self, number: int, of: str = "") -> Iterator[Edit]:
         """Changes of one place of a line."""
@@ -238,7 +242,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _functions(mine: Any) -> Iterator[FunctionType]:
     """The functions of a student's module, and the methods of its classes."""
-    call = mine if isinstance(mine, (type, FunctionType)) else getattr(mine, "__func__", type(mine))
+    call = written_as(mine)
     if isinstance(call, FunctionType):
         yield call
     for held in [call, *room_of(mine).values()]:
