@@ -305,9 +305,23 @@ def attention(q, k, v):
     exps = np.exp(q @ k.transpose(0, 2, 1))
     return 1.1 * exps / (total(exps, exps.shape[-1]) + 0.3) @ v
 """
+OF_SOFTMAX = """
+import depths
+import numpy as np
 
 
-@pytest.mark.parametrize(("text", "id"), [(OF_A_CLASS, "scale_fixed"), (OF_ITSELF, "unknown")])
+def softmax(x):
+    depths.note()
+    e = np.exp(x)
+    return 1.1 * e / (e.sum(-1, keepdims=True) + 0.3)
+
+
+def attention(q, k, v):
+    return softmax(q @ k.transpose(0, 2, 1)) @ v
+"""
+
+
+@pytest.mark.parametrize(("text", "id"), [(OF_A_CLASS, "scale_fixed"), (OF_ITSELF, "unknown"), (OF_SOFTMAX, "unknown")])
 def test_no_changed_line_calls_itself_without_end(judged, monkeypatch, text, id):
     """At Python's own limit others' code fails, too, and what nobody can catch is printed."""
     deepest = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -40,11 +41,7 @@ class FunctionText(_Text):
         # A method's text stands in no class here.
         self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
         self._first = first - (self._text is not lines)
-        of_file = [
-            name
-            for name, x in made.__globals__.items()
-            if name in ("np", "torch") or (callable(x) and not _leads_to(x, made))
-        ]
+        of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
         tree = ast.parse("".join(self._text))
         loops = [x.target for x in ast.walk(tree) if isinstance(x, (ast.For, ast.comprehension))]
         counters = [x.id for each in loops for x in ast.walk(each) if isinstance(x, ast.Name)]
@@ -56,7 +53,10 @@ class FunctionText(_Text):
         )  # fmt: skip
         # Of `for`, too: a list that its own loop appends to, by another name, has no end.
         self.may_loop = any(isinstance(x, (ast.While, ast.For)) for x in ast.walk(tree))
-        self.may_loop |= any(_leads_to(x, made) for x in _named_in(made))
+        again = [x for x in of_file if _leads_to(made.__globals__[x], made)]
+        self._again = re.compile(rf"\b({'|'.join(again)})\(") if again else None
+        if any(_leads_to(x, made) for x in _named_in(made)):
+            self.may_loop, self._again = True, None
         self._nodes = _of_one_line(tree)
         self.memory: dict[Any, Any] = {}  # what is known of its lines
 
@@ -65,7 +65,8 @@ class FunctionText(_Text):
         nodes = [x for x in self._nodes if x.lineno == number - self._first + 1]
         if self.line(number).lstrip().startswith("def "):  # of its defaults a rate may be wrong
             nodes = [x for x in nodes if isinstance(x, ast.Constant) and type(x.value) is float]
-        return edits(nodes, self._names, of)
+        found = edits(nodes, self._names, of)
+        return found if self._again is None else (x for x in found if not self._again.search(x.text))
 
     def changed(self, number: int, text: str) -> Optional[tuple[CodeType, Any]]:
         """The function's code with another text of a line, and its defaults; None where it is no Python."""
