@@ -9,6 +9,10 @@ from mha_c import teach
 from mha_c.teach import book
 
 
+def softmax_cross_entropy(scores, targets):
+    return -np.log(book.softmax(scores, -1))[np.arange(len(targets)), targets].mean()
+
+
 def test_the_kind_is_told_by_name_and_signature():
     def masked_softmax(X, valid_lens):
         return book.masked_softmax(X, valid_lens)
@@ -25,8 +29,13 @@ def test_the_kind_is_told_by_name_and_signature():
     def merge_heads(x, heads):
         return book.transpose_output(x, heads)
 
-    for mine in (masked_softmax, scaled_dot_product_attention, f, g, merge_heads):
+    def softmax_attention(q, k, v, lens):
+        return book.dot_product(q, k, v, lens)
+
+    for mine in (masked_softmax, scaled_dot_product_attention, f, g, merge_heads, softmax_attention):
         assert teach.check(mine).ok, teach.check(mine)
+    with pytest.raises(ValueError, match="its name does not tell what it is"):
+        teach.check(softmax_cross_entropy)
     with pytest.raises(TypeError, match=r"the function comes first, then its kind: write check\(your_function, kind\)"):
         teach.check("dot_product", f)
     with pytest.raises(ValueError, match="did you mean 'dot_product'"):

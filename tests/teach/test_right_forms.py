@@ -216,6 +216,28 @@ class Mine(parent):
     assert answer.ok is None and "what config holds" in str(answer)
 
 
+@pytest.mark.parametrize(
+    "names", [("rng", "heads", "representation_dimension"), ("random_seed", "num_heads", "d_model")]
+)
+def test_a_constructor_that_takes_what_draws_its_weights(names):
+    """A course's layer in NumPy draws them itself, of a generator or a seed that must be given."""
+    text = """
+class Mine:
+    def __init__(self, HEADS: int, WIDTH: int, DRAWS):
+        drawn = np.random.default_rng(DRAWS)
+        self.num_heads, self.d = HEADS, WIDTH
+        self.W_q, self.W_k, self.W_v, self.W_o = (drawn.standard_normal((self.d, self.d)) for _ in range(4))
+
+    def __call__(self, queries, keys, values, valid_lens=None):
+        weights = self.W_q, self.W_k, self.W_v, self.W_o
+        return BOOK.multi_head(queries, keys, values, valid_lens, *weights, self.num_heads)
+"""
+    room = {"np": np, "BOOK": BOOK}
+    draws, heads, width = names
+    exec(text.replace("DRAWS", draws).replace("HEADS", heads).replace("WIDTH", width), room)
+    assert teach.check(room["Mine"], "multi_head").ok
+
+
 class Options(dict):
     __getattr__ = dict.__getitem__
 

@@ -13,7 +13,7 @@ from ..._recognize import CONFIGS, books_name
 
 _NAMES = [
     "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
-    "dropout", "bias", "base", "num_layers", "vocab_size",
+    "dropout", "bias", "base", "num_layers", "vocab_size", "rng",
 ]  # fmt: skip
 
 # What a word of a name that nobody knows says; the first that fits.
@@ -34,7 +34,9 @@ def _guessed(name: str) -> str:
 
 def _is_a_width(name: str) -> bool:
     """Whether a name that nobody knows is surely that of a number of features: d_hid, emb_size."""
-    says_number = re.search("^(d|n|num|dim)_|(size|dims?|width|features|channels|units)$", name.lower())
+    says_number = re.search(
+        "^(d|n|num|dim)_|(size|dim(ension)?s?|dimensionality|width|features|channels|units)$", name.lower()
+    )
     guessed = _guessed(name) or ("num_hiddens" if name.startswith("d_") else "")
     return bool(says_number) and guessed in ("num_hiddens", "head_dim")
 
@@ -96,6 +98,8 @@ def size_of(name: str) -> str:
             return ours
     if "drop" in plain or plain.endswith("_pdrop"):
         return "dropout"
+    if re.fullmatch("(random_?)?seed|random_?state", plain):
+        return "seed"
     return books_name(name, _NAMES) or ("bias" if plain.endswith("bias") else "")
 
 
@@ -155,8 +159,10 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
         names.update(dict.fromkeys([*of_paper], "head_dim"))
     names.update((name, "max_len") for name in unknown_of(wanted) if not names[name] and _LONG.search(name.lower()))
     unknown = [name for name in unknown_of(wanted) if not names[name]]
-    if unknown and "num_hiddens" not in names.values() and _is_a_width(unknown[0]) and not is_config(mine, unknown[0]):
-        names[unknown.pop(0)] = "num_hiddens"
+    widths = [name for name in unknown if _is_a_width(name) and not is_config(mine, name)]
+    if widths and "num_hiddens" not in names.values():
+        names[widths[0]] = "num_hiddens"
+        unknown.remove(widths[0])
     if len(unknown) == 1 and len(wanted) > 1 and "num_heads" not in names.values() and not is_config(mine, unknown[0]):
         names[unknown[0]] = "num_heads"
     return names

@@ -17,6 +17,7 @@ from .configuration import constructor_parameters
 from .making import Making, Unmade, holds_triangle, make
 from .mistakes import KINDS
 
+_SOFTMAX = r"softmax(?!\w*(loss|entropy|grad|backward|derivative))|ソフトマックス|소프트맥스"
 _KINDS = [  # by the name of an implementation, else by an argument that only this kind has
     ("causal_multi_head", "(causal|masked)_?(multi|self)_?(head|attention)|causal_?mha|因果.*多头", ""),
     ("multi_head", "multi_?head|mha|多头|マルチヘッド|멀티_?헤드", "W_o"),
@@ -24,9 +25,10 @@ _KINDS = [  # by the name of an implementation, else by an argument that only th
     ("transpose_qkv", "transpose_qkv|split", ""), ("transpose_output", "transpose_output|merge|join|combine", ""),
     ("rope", "rope|rotary|rotate", ""), ("grouped", "group|gqa|multi_?query|mqa", ""),
     ("positional_encoding", "position(?!_?wise)", ""), ("window", "window|sliding|local", "window"),
-    ("causal", "causal|chunk|flash|online|因果", ""), ("masked_softmax", "softmax|ソフトマックス|소프트맥스", ""),
+    ("causal", "causal|chunk|flash|online|因果", ""),
+    ("masked_softmax", _SOFTMAX, ""),
     ("dot_product", "dot|attention|attend|sdpa|注意|アテンション|어텐션", "queries"),
-    ("masked_softmax", "softmax", "valid_lens"),
+    ("masked_softmax", _SOFTMAX, "valid_lens"),
 ]  # fmt: skip
 
 

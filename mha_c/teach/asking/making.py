@@ -17,7 +17,16 @@ from .configuration import Config, constructor_parameters, is_config, names_of, 
 from .probes import Inputs, Sizes, probes
 from .written import written_methods
 
-_LEFT_AS_THEY_ARE = "bias", "base", "max_len", "temperature", "device", "dtype"  # where they have a default
+_LEFT_AS_THEY_ARE = (
+    "bias",
+    "base",
+    "max_len",
+    "temperature",
+    "device",
+    "dtype",
+    "rng",
+    "seed",
+)  # where they have a default
 DROPOUT = 0.3  # the share that layers are made with: not a half, so that 1 - p is another number
 _OF_PROBES = "W_q", "W_k", "W_v", "W_o", "w_v"
 OF_FORM = ("window", "chunk_size")  # numbers that make another function of the same arrays
@@ -45,6 +54,7 @@ class Making(NamedTuple):
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
             "window": self.window or 2, "chunk_size": self.chunk_size or 2,
             "temperature": self.query_size**0.5, "device": None, "dtype": None, "name": "", "rate": 0.0, "flag": False,
+            "rng": np.random.default_rng(0), "seed": 0,
         }  # fmt: skip
 
 
