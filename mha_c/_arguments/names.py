@@ -38,15 +38,16 @@ OTHERS = {
     ),
     "key_size": OtherNames(
         "键维度 键大小",
-        constructor="k_dim enc_hid_dim encoder_dim encoder_hidden_dim encoder_hidden_size encoder_size d_key",
+        constructor="k_dim context_dim enc_hid_dim encoder_dim encoder_hidden_dim encoder_hidden_size encoder_size "
+        "d_key",
         ours="kdim key_dim",
     ),
     "value_size": OtherNames("值维度 值大小", constructor="v_dim d_value", ours="vdim value_dim"),
     "num_hiddens": OtherNames(
         "hidden_size d_model embed_dim hidden_dim hiddens num_hidden dim emb d_out n_embd emb_dim embed_size weidu "
         "隐藏维度 隐藏单元数 隐藏大小 隐藏层大小 模型维度 嵌入维度 特征维度 维度",
-        constructor="attn_dim attention_dim out_dim features channels embed_dimension embedding_dim n_units hidden "
-        "embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
+        constructor="attn_dim attention_dim inner_dim out_dim features channels embed_dimension embedding_dim n_units "
+        "hidden embed d_attn model_dim dim_model width n_state attention_size attn_size attn_hidden size",
         ours="units",
     ),
     "num_heads": OtherNames(

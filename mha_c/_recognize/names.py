@@ -16,7 +16,7 @@ _WRITTEN_IN_C = {"scaled_dot_product_attention": ("query", "key", "value", "attn
 # Words of a weight's name that say nothing: W_q, fc_q, linear_q, q_lin, to_q, w_qs, query_projection are one.
 _FILL = (
     "w wt weight weights fc lin linear proj projection project to layer dense net map attn attention self mat matrix "
-    "transform in u mapping mappings maps projector"
+    "transform in u mapping mappings maps projector conv"
 ).split()
 _CHINESE_FILL = re.compile("线性|投影|映射|变换|权重|矩阵|层")  # the same in words that nothing separates
 _ROOTS = {

@@ -113,7 +113,8 @@ def leaves_of(layer: Any) -> Iterator[Leaf]:
     biases = {*bias_of_each.values()}
     for path in every:
         stored = at(layer, path)
-        if path not in biases and _may_project(layer, path) and (_is_open(stored) or len(stored.shape) in (1, 2, 3)):
+        projects = path not in biases and _may_project(layer, path)
+        if projects and (_is_open(stored) or len(stored.shape) in (1, 2, 3) or _is_pointwise(layer, path)):
             yield _leaf(layer, path, bias_of_each[path])
 
 
@@ -133,12 +134,24 @@ def _bias_beside(path: str, every: Sequence[str]) -> str:
 
 
 def _may_project(layer: Any, path: str) -> bool:
-    """Whether it is no bias, and nothing of a norm or of a convolution; of a Linear the weight may alone."""
+    """Whether it is no bias, and nothing of a norm or of a wide convolution; of a Linear the weight may alone."""
     owner_path, _, name = path.rpartition(".")
     owner = at(layer, owner_path)
-    if "bias" in name.lower() or hasattr(owner, "normalized_shape") or hasattr(owner, "kernel_size"):
+    if "bias" in name.lower() or hasattr(owner, "normalized_shape"):
+        return False
+    if hasattr(owner, "kernel_size") and not _is_pointwise(layer, path):
         return False
     return name == "weight" or not _is_linear(owner)
+
+
+def _is_pointwise(layer: Any, path: str) -> bool:
+    """Whether it is the weight of a convolution over one step, which is a Linear: (outputs, inputs, 1)."""
+    owner_path, _, name = path.rpartition(".")
+    owner = at(layer, owner_path)
+    if name != "weight" or not hasattr(owner, "kernel_size") or getattr(owner, "groups", 1) != 1:
+        return False
+    stored = at(layer, path)
+    return not _is_open(stored) and len(stored.shape) > 2 and math.prod(stored.shape[2:]) == 1
 
 
 def _is_linear(owner: Any) -> bool:
@@ -148,10 +161,12 @@ def _is_linear(owner: Any) -> bool:
 def _leaf(layer: Any, path: str, bias: str) -> Leaf:
     owner_path, _, last = path.rpartition(".")
     owner, stored = at(layer, owner_path), at(layer, path)
-    in_part = last == "weight" and (hasattr(owner, "in_features") or not hasattr(layer, "named_parameters"))
+    is_pointwise = _is_pointwise(layer, path)
+    in_part = hasattr(owner, "in_features") or is_pointwise or not hasattr(layer, "named_parameters")
+    in_part = last == "weight" and in_part
     in_part = in_part and not isinstance(owner, dict)
     part = Part(path, bias, in_part or last.endswith("_weight"))
-    if not _is_open(stored) and len(stored.shape) == 3:
+    if not _is_open(stored) and len(stored.shape) == 3 and not is_pointwise:
         part = part._replace(axes=PER_HEAD[0])
     says_nothing = last == "weight" or (last in _HOLDS and not hasattr(layer, "named_parameters"))
     words = owner_path.split(".") if says_nothing and owner_path else path.split(".")
@@ -185,7 +200,7 @@ def shape_of(layer: Any, part: Part) -> tuple[int, int]:
     if _is_open(stored):
         owner = at(layer, part.weight.rpartition(".")[0])
         return int(getattr(owner, "out_features", 0)), int(getattr(owner, "in_features", 0))
-    sizes = tuple(stored.shape) if len(stored.shape) == 2 else (stored.shape[0], 1)
+    sizes = tuple(stored.shape[:2]) if len(stored.shape) > 1 else (stored.shape[0], 1)
     if part.axes:
         shape = stored.shape
         return tuple(math.prod(shape[axis] for axis in axes) for axes in part.axes)
@@ -205,6 +220,7 @@ def stored_in(layer: Any, part: Part) -> Any:
     if part.axes:
         outputs, inputs = part.axes
         return stored.transpose(*outputs, *inputs).reshape(shape_of(layer, part))
+    stored = stored.reshape(stored.shape[:2])  # of a convolution over one step, too
     return stored if part.outputs_first else stored.T
 
 

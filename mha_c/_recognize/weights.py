@@ -177,6 +177,8 @@ class _LayerLeaves:
                 by_root.setdefault(root, []).extend(leaves)
         if not {"q", "qkv"} & {*by_root}:
             by_root.update(_alike(groups))
+        if not {"q", "qkv"} & {*by_root} and self.heads()[0]:
+            by_root.update(_joint(self.leaves))
         if not {"q", "qkv"} & {*by_root}:
             by_root = next((_counted(leaves) for leaves in groups.values() if len(leaves) in (3, 4)), by_root)
         if all(leaf.shape[0] == 1 for leaf in by_root.get("v", [])) and any(
@@ -221,7 +223,7 @@ class _LayerLeaves:
         if not joint:
             yield alone
             return
-        leaf = by_root[joint][0]
+        leaf = _upright(by_root[joint][0], len(joint))
         letters = _letters(leaf.name, joint)
         heads = self._number("num_heads") or 1
         orders = _orders(leaf.shape[0], len(letters), heads if joint == "qkv" else 1)
@@ -311,14 +313,36 @@ def _root_of_path(name: str) -> str:
 
 
 def _alike(groups: dict[str, list[Leaf]]) -> dict[str, list[Leaf]]:
-    """Three names that differ in one word alone, which says q, k, v: my_query_net, my_key_net, my_value_net."""
+    """Three names that differ in one word alone, which says q, k, v: my_query_net, my_key_net, my_value_net; or in one
+    letter at an end: fq, fk, fv, and fo."""
     found: dict[str, dict[str, list[Leaf]]] = {}
     for name, leaves in groups.items():
         words = re.split("[_.]", name)
         for i, word in enumerate(words):
             if root_of(word) in ("q", "k", "v"):
                 found.setdefault("_".join([*words[:i], "", *words[i + 1 :]]), {})[root_of(word)] = leaves
-    return next((one for one in found.values() if len(one) == 3), {})
+    for name, leaves in groups.items():
+        for letter, rest in ((name[-1:].lower(), f"{name[:-1]}*"), (name[:1].lower(), f"*{name[1:]}")):
+            if letter and letter in "qkvo":
+                found.setdefault(rest, {})[letter] = leaves
+    return next((one for one in found.values() if {*"qkv"} <= {*one}), {})
+
+
+def _upright(leaf: Leaf, count: int) -> Leaf:
+    """A matrix of so many projections in no Linear, as (outputs, inputs) where only that has as many outputs."""
+    outputs, inputs = leaf.shape
+    if leaf.part.outputs_first or leaf.part.axes or outputs * count != inputs:
+        return leaf
+    return leaf._replace(part=leaf.part._replace(outputs_first=True), shape=(inputs, outputs))
+
+
+def _joint(leaves: Sequence[Leaf]) -> dict[str, list[Leaf]]:
+    """One that makes three times as many features as it gets, and perhaps one behind it, by names that say nothing."""
+    shapes = {leaf: _upright(leaf, 3).shape for leaf in leaves}
+    wide = [leaf for leaf, (outputs, inputs) in shapes.items() if outputs == 3 * inputs > 0]
+    others = [leaf for leaf in leaves if leaf not in wide]
+    fits = len(wide) == 1 and len(others) < 2 and all(leaf.shape[1] == shapes[wide[0]][1] for leaf in others)
+    return {"qkv": wide} if fits else {}
 
 
 def _counted(leaves: list[Leaf]) -> dict[str, list[Leaf]]:

@@ -14,11 +14,11 @@ def judged(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [*sys.argv])
     modules = {*sys.modules}
 
-    def judge(text, name=None, kind=None, file="mine.py"):
+    def judge(text, name=None, kind=None, file="mine.py", **options):
         path = tmp_path / file
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-        return files.judged(str(path), name, kind)
+        return files.judged(str(path), name, kind, **options)
 
     yield judge
     for each in {*sys.modules} - modules:

@@ -23,7 +23,7 @@ _WORDS = [
     ("vocab", "vocab_size"), ("bias", "bias"),
     ("use|flash|enable|caus|is_|norm", "flag"), ("layer|idx|_id$|^id$|depth", "num_layers"),
     ("len|ctx|context|block|seq|pos|max|长", "max_len"),
-    ("hid|emb|dim|wid|model|feat|size|chan|unit|state|inner|维|宽|隐", "num_hiddens"),
+    ("hid|emb|dim|wid|model|feat|size|chan|unit|state|inner|维|宽|隐", "num_hiddens"), ("init|std|range|eps", "small"),
 ]  # fmt: skip
 
 
@@ -118,6 +118,15 @@ def constructor_parameters(mine: Any) -> list[inspect.Parameter]:
 
 def _is_needed_flag(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in (bool, "bool") and parameter.default is parameter.empty
+
+
+def own_defaults(mine: Any, annotation: Any) -> dict[str, Any]:
+    """What the configuration of a file, as a dataclass is, holds by default by names that say no size."""
+    if isinstance(annotation, str):
+        annotation = getattr(mine.__init__, "__globals__", {}).get(annotation)
+    held = vars(annotation) if isinstance(annotation, type) and annotation.__module__ == mine.__module__ else {}
+    known = {name: x for name, x in held.items() if isinstance(x, (bool, int, float, str)) and not name.startswith("_")}
+    return {name: x for name, x in known.items() if not (size_of(name) or _guessed(name))}
 
 
 def takes_config(mine: Any) -> bool:

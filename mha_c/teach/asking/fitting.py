@@ -97,8 +97,9 @@ def _fitting(student: Student, inputs: Inputs, asked: Round) -> Inputs:
     if student.joins_heads_alone and "W_o" in inputs:
         inputs["W_o"] = np.eye(len(inputs["W_o"]))
     if student.width and "W_q" not in inputs:
+        rng = np.random.default_rng(22)  # one for both: equal ones would hide that one takes the other's place
         for name in ("queries", "keys"):
-            inputs[name] = np.random.default_rng(22).standard_normal((*inputs[name].shape[:-1], student.width)).round(1)
+            inputs[name] = rng.standard_normal((*inputs[name].shape[:-1], student.width)).round(1)
     if student.only_heads:
         inputs.update((name, np.eye(len(inputs[name]))) for name in ("W_q", "W_k", "W_v", "W_o"))
     if student.attends_to_itself:

@@ -206,6 +206,12 @@ def says_steps_first(mine: Any) -> bool:
     return bool(_STEPS_FIRST.search(text)) and not _BATCH_FIRST.search(text)
 
 
+def makes_batch_first(layer: Any) -> bool:
+    """Whether the code of a layer makes one of torch's that has the batch first."""
+    made = layer if isinstance(layer, type) else type(layer)
+    return re.search(r"batch_first\s*=\s*True", _text_of(made)) is not None
+
+
 def keys_of_weights(function: Any, names: Sequence[str]) -> tuple[str, ...]:
     """The keys of what these arguments hold, if a function takes dicts: linear(x, **c_attn), c_attn["w"]."""
     text, found = _text_of(function), dict[str, None]()

@@ -13,7 +13,16 @@ import numpy as np
 from ..._arguments.arrays import is_tensor
 from ..._recognize import Weights, heads_of, weights_of
 from ..words.sentences import said
-from .configuration import Config, constructor_parameters, is_config, names_of, size_of, takes_config, unknown_of
+from .configuration import (
+    Config,
+    constructor_parameters,
+    is_config,
+    names_of,
+    own_defaults,
+    size_of,
+    takes_config,
+    unknown_of,
+)
 from .probes import Inputs, Sizes, probes
 from .written import written_methods
 
@@ -54,7 +63,7 @@ class Making(NamedTuple):
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
             "window": self.window or 2, "chunk_size": self.chunk_size or 2,
             "temperature": self.query_size**0.5, "device": None, "dtype": None, "name": "", "rate": 0.0, "flag": False,
-            "rng": np.random.default_rng(0), "seed": 0,
+            "small": 0.02, "rng": np.random.default_rng(0), "seed": 0,
         }  # fmt: skip
 
 
@@ -115,7 +124,8 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
         name = names[parameter.name]
         needed = parameter.default is parameter.empty
         if is_config(mine, parameter.name) and (needed or parameter.default is None):
-            given[parameter.name] = Config({**known, **(chosen or {})})
+            own = own_defaults(mine, parameter.annotation)
+            given[parameter.name] = Config({**own, **known, **(chosen or {})})
         elif parameter.annotation in (bool, "bool") and parameter.default is False:
             given[parameter.name] = False
         elif needed and not name:
@@ -343,6 +353,7 @@ class Layers:
         wide = read.get("W_o", read["W_v"])[0]  # W_o may have a size of its own
         heads = sizes.num_heads if wide % sizes.num_heads == 0 else 2
         joined = sizes._replace(num_hiddens=wide, value_hiddens=wide, num_heads=heads, num_kv_heads=0)
+        sizes = sizes if sizes.num_hiddens % sizes.num_heads == 0 else sizes._replace(num_heads=heads, num_kv_heads=0)
         for each, per_head in ((sizes, False), (joined, False), (None, True)):
             self.per_head = per_head
             if self.at(probes(self.kind, each)[-1]) is not None:

@@ -12,7 +12,17 @@ from ..._recognize.roles import says
 from .answers import is_own_raise
 from .comparing import equal, is_misshapen, output
 from .fitting import probes_for, types_of
-from .forms import LAYOUTS, NARROWER, RANKS, STEPS_FIRST, Way, keys_of_weights, multiplies_masks, says_steps_first
+from .forms import (
+    LAYOUTS,
+    NARROWER,
+    RANKS,
+    STEPS_FIRST,
+    Way,
+    keys_of_weights,
+    makes_batch_first,
+    multiplies_masks,
+    says_steps_first,
+)
 from .masks import AXES, CannotSay, MaskWay
 from .masks import ways as mask_ways
 from .mistakes import (
@@ -275,6 +285,8 @@ def _without_narrower(ways: list[Way], student: Student, asked: Round) -> list[W
     """Without the forms that count only where the general one raises: one query for all, batch and steps exchanged; the
     last also where the code says so."""
     first = says_steps_first(student.mine)
+    if student.has_weights and makes_batch_first(student.mine):  # torch's layers take one item, too: steps as the batch
+        ways = [way for way in ways if way.layout != "item"]
     if not first:  # one more of four axes, which no other of as many refuses
         ways = [way for way in ways if way.layout != "time first, heads"]
     general = next((way for way in ways if way.layout == "batch"), None)
