@@ -1,6 +1,10 @@
 """Lines outside of plain functions: constants of classes, defaults, properties, static methods."""
 
+import linecache
+
 import pytest
+
+from mha_c import teach
 
 CLASSES = """
 import numpy as np
@@ -306,3 +310,13 @@ def sharp(q, k, v):
 def test_what_is_missing_or_turned(judged, text, called, kind, right, wrong, should_be):
     assert judged(text, called, kind=kind).judged[0].answer.ok
     test_what_it_should_be(judged, text, called, kind, right, wrong, should_be)
+
+
+def test_what_is_made_of_a_string_has_no_text_of_a_command(monkeypatch):
+    """Python 3.13 keeps the text of `python -c` under the name that exec gives to whatever it runs."""
+    command = ["import sys; run(sys.stdin.readline())\n"]
+    monkeypatch.setitem(linecache.cache, "<string>", (len(command[0]), None, command, "<string>"))
+    mine = eval("lambda X, valid_lens: book.softmax(X, -1)", {"book": teach.book})
+    answer = teach.check(mine, "masked_softmax")
+    assert answer.mistakes == ["no_mask"] and "stdin" not in str(answer), answer
+    assert linecache.getlines("<string>") == command

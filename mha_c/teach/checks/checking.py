@@ -29,6 +29,7 @@ from ..asking.rounds import (
 )
 from ..asking.student import Round, Student, gradients_recorded
 from ..asking.written import as_written
+from ..why.noting import without_text_of_others
 from ..why.own_lines import likeliest
 from ..words.sentences import said, say
 from .besides import besides
@@ -126,7 +127,7 @@ def check(
         student.mask = mask
         if kind is None and reason(mine):
             notes = [say("note_taken_for", kind=student.kind, why=said(reason(mine)))]
-        with gradients_recorded():
+        with gradients_recorded(), without_text_of_others(mine):
             answer = _with_other_sizes(student, _compared(student, mask, notes), mask, notes)
             # A line that makes all right by hiding nothing is no mending of what must hide the future.
             may_be_causal = answer.mistakes[:1] in (["unknown"], ["hides_future"], ["one_line"])

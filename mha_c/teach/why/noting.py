@@ -175,6 +175,19 @@ def room_of(mine: Any) -> dict[str, Any]:
     return room or vars(sys.modules.get(getattr(call, "__module__", ""), sys))
 
 
+@contextmanager
+def without_text_of_others(mine: Any) -> Iterator[None]:
+    """While it is entered, what exec made of a string has no text: since Python 3.13 that of `python -c`, as which
+    pytest-xdist begins its workers, is kept under the same name."""
+    of_main = room_of(mine) is vars(sys.modules["__main__"])
+    kept = None if of_main else linecache.cache.pop("<string>", None)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            linecache.cache["<string>"] = kept
+
+
 def forget_results(mine: Any) -> None:
     """Empty what functions of a student's file keep by functools.cache: else their lines run once."""
     for held in room_of(mine).values():
