@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ..._arguments.names import OTHERS
 from ..._recognize import CONFIGS, books_name
 
 _NAMES = [
     "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
-    "dropout", "bias", "base", "num_layers", "vocab_size", "rng",
+    "dropout", "bias", "base", "num_layers", "vocab_size",
 ]  # fmt: skip
 
 # What a word of a name that nobody knows says; the first that fits.
@@ -39,6 +41,20 @@ def _is_a_width(name: str) -> bool:
     )
     guessed = _guessed(name) or ("num_hiddens" if name.startswith("d_") else "")
     return bool(says_number) and guessed in ("num_hiddens", "head_dim")
+
+
+class Seed(int):
+    """What a constructor draws its weights with: a number, and NumPy's generators, the new and the old one."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        kinds = np.random.default_rng, np.random.RandomState
+        made = vars(self).setdefault("made", [kind(int(self)) for kind in kinds])
+        for each in made:
+            if hasattr(each, name):
+                return getattr(each, name)
+        raise AttributeError(name)
 
 
 class _NestedSize(int):
@@ -98,8 +114,8 @@ def size_of(name: str) -> str:
             return ours
     if "drop" in plain or plain.endswith("_pdrop"):
         return "dropout"
-    if re.fullmatch("(random_?)?seed|random_?state", plain):
-        return "seed"
+    if re.fullmatch("(random_?)?seed|random_?state|(np_?)?rng|generator", plain):
+        return "rng"
     return books_name(name, _NAMES) or ("bias" if plain.endswith("bias") else "")
 
 
@@ -155,9 +171,10 @@ _LONG = re.compile("len|ctx|context|block|seq|steps|pos_|positions")  # how many
 _OF_INPUTS = ("query_size", "key_size", "value_size")
 
 
-def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
+def names_of(mine: Any, wanted: Sequence[inspect.Parameter], for_positions: bool = False) -> dict[str, str]:
     """What the book calls the arguments of a constructor; "" where nothing tells."""
     names = {parameter.name: size_of(parameter.name) for parameter in wanted}
+    names.update(_weights_among([name for name, ours in names.items() if not ours]))
     if "query_size" not in names.values() and list(names.values()).count("num_hiddens") == 2:
         names[next(name for name, ours in names.items() if ours == "num_hiddens")] = "query_size"  # (d_in, d_out)
     if "num_heads" in names.values() and not {"query_size", "head_dim"} & {*names.values()}:  # as in Keras
@@ -172,9 +189,22 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter]) -> dict[str, str]:
     if widths and "num_hiddens" not in names.values():
         names[widths[0]] = "num_hiddens"
         unknown.remove(widths[0])
-    if len(unknown) == 1 and len(wanted) > 1 and "num_heads" not in names.values() and not is_config(mine, unknown[0]):
-        names[unknown[0]] = "num_heads"
+    alone = "num_hiddens" if for_positions else "num_heads"  # the book's encoding has no heads
+    if len(unknown) == 1 and len(wanted) > 1 and alone not in names.values() and not is_config(mine, unknown[0]):
+        names[unknown[0]] = alone
     return names
+
+
+def _weights_among(names: Sequence[str]) -> dict[str, str]:
+    """{argument: W_q, ..., or b_q, ...} where a constructor takes its weights, and does not make them."""
+    found = {name: books_name(name, ["W_q", "W_k", "W_v", "W_o"]) for name in names}
+    if not {"W_q", "W_k"} <= {*found.values()}:
+        return {}
+    biases = ((name, re.fullmatch("b(?:ias)?_?([qkvo])", name.lower())) for name in names)
+    found.update((name, f"b_{bias[1]}") for name, bias in biases if bias)
+    if "W_o" not in found.values():  # of additive attention
+        found.update(dict.fromkeys({"w_v", "v", "v_a", "w_a", "va"} & {*names}, "w_v"))
+    return {name: ours for name, ours in found.items() if ours}
 
 
 def unknown_of(wanted: Sequence[inspect.Parameter]) -> list[str]:

@@ -15,6 +15,7 @@ from ..._recognize import Weights, heads_of, weights_of
 from ..words.sentences import said
 from .configuration import (
     Config,
+    Seed,
     constructor_parameters,
     is_config,
     names_of,
@@ -26,16 +27,7 @@ from .configuration import (
 from .probes import Inputs, Sizes, probes
 from .written import written_methods
 
-_LEFT_AS_THEY_ARE = (
-    "bias",
-    "base",
-    "max_len",
-    "temperature",
-    "device",
-    "dtype",
-    "rng",
-    "seed",
-)  # where they have a default
+_LEFT_AS_THEY_ARE = "bias", "base", "max_len", "temperature", "device", "dtype", "rng"  # where they have a default
 DROPOUT = 0.3  # the share that layers are made with: not a half, so that 1 - p is another number
 _OF_PROBES = "W_q", "W_k", "W_v", "W_o", "w_v"
 OF_FORM = ("window", "chunk_size")  # numbers that make another function of the same arrays
@@ -63,8 +55,15 @@ class Making(NamedTuple):
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
             "window": self.window or 2, "chunk_size": self.chunk_size or 2,
             "temperature": self.query_size**0.5, "device": None, "dtype": None, "name": "", "rate": 0.0, "flag": False,
-            "small": 0.02, "rng": np.random.default_rng(0), "seed": 0,
+            "small": 0.02, "rng": Seed(0), **self._weights(),
         }  # fmt: skip
+
+    def _weights(self) -> dict[str, Any]:
+        """Weights and biases of these sizes, for a constructor that takes them."""
+        wide, numbers = self.num_hiddens, np.random.default_rng(3)
+        rows = {"W_q": self.query_size, "W_k": self.key_size, "W_v": self.value_size, "W_o": wide}
+        made = {name: numbers.standard_normal((size, wide)) for name, size in rows.items()}
+        return {**made, "w_v": numbers.standard_normal(wide), **{f"b_{each}": np.zeros(wide) for each in "qkvo"}}
 
 
 class CannotAsk(TypeError):
@@ -119,7 +118,7 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
     known = sizes.known(for_positions)
     wanted = constructor_parameters(mine)
     given: dict[str, Any] = {}
-    names = names_of(mine, wanted)
+    names = names_of(mine, wanted, for_positions)
     for parameter in wanted:
         name = names[parameter.name]
         needed = parameter.default is parameter.empty
@@ -144,6 +143,7 @@ def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional
             words = "check does not know what {name} holds ({error}): give it a layer"
             raise CannotAsk(said(words, name=configs[0], error=error)) from error
         unknown = [name for name in unknown_of(wanted) if not is_config(mine, name)]
+        unknown += [name for name, x in given.items() if isinstance(x, Seed)]  # torch's generators are others
         if unknown:
             words = "check does not know the argument {name}: give it a layer"
             raise CannotAsk(said(words, name=unknown[0])) from error
