@@ -61,9 +61,9 @@ def test_lengths_of_one_form():
 
     answer = teach.check(no_none, "dot_product")
     assert answer.mistakes == ["raises"] and "This is so wherever valid_lens is None, and nowhere else." in str(answer)
-    answer = teach.check(one_axis, "dot_product")
-    assert answer.mistakes == ["shape"]
-    assert "wherever valid_lens has a length for each query, as (batch, queries), and nowhere else" in str(answer)
+    answer = teach.check(one_axis, "dot_product")  # those of queries get one more axis, which is no result
+    assert answer.ok and "its valid_lens is one length for each item, (batch,)" in str(answer)
+    assert "with a length for each query, (batch, queries), which the book's takes, too, it gives no" in str(answer)
 
 
 # ---- likely slips ----------------------------------------------------------------------------------------------------

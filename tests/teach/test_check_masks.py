@@ -42,11 +42,25 @@ def test_lengths_of_items_count_where_those_of_queries_raise():
 
 
 def test_the_mistake_behind_a_form_that_is_not_taken_comes_first():
-    answer = teach.check(lengths_of_items("d"), "dot_product")
+    def of_first_query(divisor):
+        def mine(q, k, v, valid_lens=None):
+            rows = 1 if np.ndim(valid_lens) == 2 else None
+            return lengths_of_items(divisor)(q[:, :rows], k, v, valid_lens[:, 0] if rows else valid_lens)
+
+        return mine
+
+    answer = teach.check(of_first_query("d"), "dot_product")
     assert answer.mistakes == ["scale_d", "shape"]
     assert "Its form where valid_lens has a length for each query, as (batch, queries) is not taken" in str(answer)
-    answer = teach.check(lengths_of_items("root"), "dot_product")
+    answer = teach.check(of_first_query("root"), "dot_product")
     assert answer.mistakes == ["shape"] and "and nowhere else" in str(answer)
+
+
+def test_lengths_of_items_that_give_those_of_queries_one_more_axis():
+    answer = teach.check(lengths_of_items("root"), "dot_product")
+    assert answer.ok and "its valid_lens is one length for each item, (batch,)" in answer.notes[0], answer
+    wrong = teach.check(lengths_of_items("d"), "dot_product")
+    assert wrong.mistakes == ["scale_d"] and wrong.notes == answer.notes, wrong
 
 
 def test_a_mistake_only_where_lengths_are_those_of_items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -102,7 +103,7 @@ def untried(student: Student) -> list[str]:
     asked = {each.parameter for each in rounds(student)}
     asked |= {x for x, role in student.takes.items() if student.mask == "none" and role in ("valid_lens", "mask")}
     known = {*student.arguments, *student.sizes_of_table.values(), "base", "positions", "offset", "cos", "sin", "cis"}
-    known |= {"size", "axis", "bias", "-"}
+    known |= {"size", "axis", "bias", "weights", "-"}
     known |= {"causal"} if student.kind in CAUSAL else set()
     return [name for name, role in student.takes.items() if name not in asked and role not in known]
 
@@ -167,27 +168,33 @@ def _raises(run: Run) -> bool:
 
 
 def _takes_lens_of_items_alone(run: Run) -> bool:
-    """Whether lengths of each query, and nothing else, raise errors, and no line of the student's own refuses them."""
-    if run.asked.role != "lens" or all(each.error is None for each in run.outcomes):
+    """Whether lengths of each query, and nothing else, raise errors, which no line of the student's own does, or give
+    more axes than there are: those of items are spread over them."""
+    if run.asked.role != "lens":
         return False
-    errors, of_queries = [x.error for x in run.outcomes], [np.ndim(lens_of(x)) > 1 for x in run.probes]
-    return of_queries == [x is not None for x in errors] and not any(is_own_raise(x) for x in errors if x is not None)
+    refused = [
+        x.error is not None if x.output is None or right is None else x.output.ndim > right.ndim
+        for x, right in zip(run.outcomes, run.right)
+    ]
+    errors = [x.error for x in run.outcomes if x.error is not None]
+    of_queries = [np.ndim(lens_of(x)) > 1 for x in run.probes]
+    return any(refused) and of_queries == refused and not any(map(is_own_raise, errors))
 
 
 def _takes_one_width_alone(run: Run) -> bool:
     """Whether what a function gives has no right shape where inputs are not as wide as the result, and there alone;
     nor where all of them are narrower, so that each weight fits each of them: an exchange of two is no reason."""
-    if run.student.kind != "multi_head" or run.student.has_weights:
+    if run.student.has_weights:
         return False
     others = [*map(has_other_widths, run.probes)]
     if not any(others) or others != [*map(is_misshapen, run.outcomes, run.right)]:
         return False
     inputs = dict(run.probes[others.index(True)])
-    for name, of in (("keys", "queries"), ("values", "queries"), ("W_k", "W_q"), ("W_v", "W_q")):
-        width = inputs[of].shape[-1]
-        inputs[name] = np.resize(
-            inputs[name], inputs[of].shape if name[0] == "W" else (*inputs[name].shape[:-1], width)
-        )
+    width = inputs["queries" if "queries" in inputs else "X"].shape[-1]
+    for name in ("keys", "values", "W_k", "W_v"):
+        if name in inputs:
+            same = inputs["W_q"].shape if name[0] == "W" else (*inputs[name].shape[:-1], width)
+            inputs[name] = np.resize(inputs[name], same)
     return is_misshapen(run.student(inputs, run.way, run.asked), output(function(run.form), inputs))
 
 
@@ -301,12 +308,14 @@ def _without_narrower(ways: list[Way], student: Student, asked: Round) -> list[W
 
 
 def _takes_several(run: Run) -> bool:
-    """Whether the last probe, which has several items, gives the right shape."""
-    inputs = probes_for(run.student, run.asked, run.way.layout)[-1]
-    try:
-        return not is_misshapen(run.student(inputs, run.way, run.asked), output(function(run.form), inputs))
-    except CannotSay:
-        return False
+    """Whether the last probe, which has several items, gives the right shape, or, of lengths, the one before: lengths
+    of each query may not be taken."""
+    last = 2 if run.asked.role == "lens" else 1
+    for inputs in reversed(probes_for(run.student, run.asked, run.way.layout)[-last:]):
+        with suppress(CannotSay):
+            if not is_misshapen(run.student(inputs, run.way, run.asked), output(function(run.form), inputs)):
+                return True
+    return False
 
 
 def _is_near(run: Run) -> bool:
