@@ -55,6 +55,9 @@ def roles(mine: Any, wanted: list[str]) -> dict[str, str]:
     for name in set(told.values()) & set(wanted):  # two parameters for one argument: the first has it
         for other in [each for each, role in told.items() if role == name][1:]:
             told[other] = "w_v" if name == "values" and "w_v" in wanted and "w_v" not in told.values() else ""
+    for each in found:  # bk stands for a block of keys, too
+        if each.name.lower() == "bk" and told.get(each.name[:1] + "qQ"[each.name[1] == "K"]) == "bias":
+            told[each.name] = "bias"
     own = [name for name in wanted if name in told.values()]
     needed = [each for each in found if each.default is each.empty]
     if len(needed) == 1 and own == ["keys"] and told[needed[0].name] == "keys":  # context: the only input
@@ -128,7 +131,7 @@ def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
     if isinstance(parameter.default, str):
         return "-"
     for role, pattern in _ROLES.items():
-        if re.fullmatch(pattern, name) and (role in wanted or len(name) > 2 or role == "mask"):
+        if re.fullmatch(pattern, name) and (role in wanted or len(name) > 2 or role in ("mask", "bias")):
             counts = isinstance(parameter.default, int) and role == "positions"
             return "offset" if counts else role
     return "-" if _HARMLESS.search(name) else ""

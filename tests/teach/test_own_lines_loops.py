@@ -86,7 +86,9 @@ def mha(x, W_qkv, b_qkv, W_o, b_o, num_heads):
 
 def test_biases_as_arguments(judged):
     answer = judged(BIASES, "mha", kind="causal_multi_head").judged[0].answer
-    assert answer.ok and "b_qkv, b_o: biases were 0 in each call" in str(answer)
+    assert answer.ok and "b_qkv: biases were 0 in each call" in str(answer)
+    lost = judged(BIASES.replace(" + b_o", ""), "mha", kind="causal_multi_head").judged[0].answer
+    assert lost.mistakes == ["bias_lost"] and "The bias of W_o has no effect" in str(lost)
     wrong = judged(BIASES.replace("* -1e10", "* -1e-10"), "mha", kind="causal_multi_head").judged[0].answer
     assert wrong.mistakes == ["sees_future"]
     assert wrong.lines[0].number == 9 and wrong.lines[0].should_be.endswith("(1 - np.tri(n)) * -1e9")

@@ -37,6 +37,8 @@ def _made_for(student: Student, asked: Round, layout: str, again: bool = False) 
         words = said("{name}: check has no inputs that it takes; the book's is {kind}({signature})",
                      name=student.name, kind=student.kind, signature=", ".join(signature(student.kind)))  # fmt: skip
         raise CannotAsk(words)
+    if not student.has_weights:
+        made += _of_narrow_head(student, asked, made[-1])
     if student.layers is not None and student.is_class and made:
         fitting = [each for each in made if student.layers.at(each) is not None]
         if not fitting:  # it makes a layer of its own size
@@ -55,13 +57,17 @@ def _made_for(student: Student, asked: Round, layout: str, again: bool = False) 
 
 
 def _of_narrow_head(student: Student, asked: Round, chosen: Inputs) -> list[Inputs]:
-    """Probes of one head with fewer features than its input has, where a class takes the size of a head."""
-    if not (student.has_weights and student.has_one_head and asks_for(student.mine, "head_dim")):
+    """Probes of one head with fewer features than its input has, where weights are arguments or a class takes the size
+    of a head."""
+    if "W_q" not in chosen or student.kind == "additive" or student.only_heads or not student.has_one_head:
+        return []
+    if student.has_weights and not asks_for(student.mine, "head_dim"):
         return []
     wide = len(chosen["W_q"])
     more = [_fitting(student, each, asked) for each in _probes(asked.forms[0], Sizes(wide, wide, wide, wide // 2))]
-    assert student.layers is not None
-    return [x for x in more if _is_answerable(student, x, asked) and student.layers.at(x) is not None]
+    more = [each for each in more if _is_answerable(student, each, asked)]
+    layers = student.layers if student.has_weights else None
+    return [each for each in more if layers.at(each) is not None] if layers is not None else more[-1:]
 
 
 def _size_that_fits(student: Student, asked: Round) -> Optional[Sizes]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from ..._recognize import books_name, parameters
+from ..._recognize import books_name, parameters, root_of
 from ..._recognize.roles import roles, says
 from .masks import MaskWay
 from .probes import Inputs
@@ -225,6 +225,31 @@ def keys_of_weights(function: Any, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+class Held(dict):  # type: ignore[type-arg]
+    """Weights by name: params["W_q"], params.W_q."""
+
+    __getattr__ = dict.__getitem__
+
+
+def held_weights(mine: Any) -> dict[str, dict[str, str]]:
+    """{argument: {key: W_q, ..., or b_q, ...}} of those of a function that hold all weights, by names."""
+    text, found = _text_of(mine) if inspect.isroutine(mine) else "", dict[str, dict[str, str]]()
+    for name in [each.name for each in parameters(mine)] if text else ():
+        read = rf"\b{name}(?:\[[\"'](\w+)[\"']\]|\.([A-Za-z]\w*)\b(?!\())"
+        keys = {first or second: "" for first, second in re.findall(read, text)}
+        told = {key: books_name(key, ["W_q", "W_k", "W_v", "W_o"]) or bias_of(key) for key in keys}
+        if len({ours for ours in told.values() if ours[:1] == "W"}) > 1 and all(told.values()):
+            found[name] = told
+    return found
+
+
+def bias_of(name: str) -> str:
+    """b_q, ... of what others call so: bq, out_bias; "" for all else."""
+    word = re.sub("^b(ias)?_?|_b(ias)?$", "", name.lower())
+    root = root_of(word) if word != name.lower() else ""
+    return f"b_{root}" if root in ("q", "k", "v", "o") else ""
+
+
 def additive_weights(function: Any, takes: Mapping[str, str]) -> dict[str, str]:
     """{argument: W_q, W_k or w_v} of three by names in no table, as a paper has them: W_a, U_a, v_a.
 
@@ -255,11 +280,24 @@ def has_bool_masks_apart(mine: Any) -> bool:
 def told_roles(mine: Any, wanted: list[str], kind: str) -> dict[str, str]:
     """What each parameter of a call is for, as `roles` tells; what a loop steps by is the size of a chunk, whatever its
     name."""
-    found = roles(mine, wanted)
+    held = held_weights(mine) if {"W_q", "W_k", "W_v"} <= {*wanted} else {}
+    found = roles(mine, [x for x in wanted if not held or x[:2] != "W_"])
+    found.update(dict.fromkeys(held, "weights"))
     if kind in ("causal", "dot_product") and "chunk_size" not in found.values() and inspect.isroutine(mine):
         steps = re.findall(r"\brange\((?:[^()]|\([^()]*\))*, *(\w+) *\)", _text_of(mine))
         found.update((name, "chunk_size") for name in steps[:1] if found.get(name) in ("", "size"))
     return found
+
+
+def take_pairs(takes: dict[str, str]) -> None:
+    """Queries and keys that are turned in one call: both are X."""
+    for theirs in takes:
+        found = re.fullmatch("x?_?(q|k)(uer(y|ies)|eys?)?(_?(states?|heads?))?", theirs.lower())
+        if found:
+            takes[theirs] = "X" if theirs == next(iter(takes)) else "second"
+    if "second" in takes.values():  # what is told by place comes after both
+        rest = [name for name, role in takes.items() if role == "offset" and not re.search("off|start|pos", name)]
+        takes.update(dict.fromkeys(rest, ""))
 
 
 def multiplies_masks(mine: Any) -> bool:

@@ -23,7 +23,7 @@ from ..._recognize.roles import is_flag, trains
 from ..words.sentences import said
 from .answers import readable
 from .configuration import constructor_parameters, size_of
-from .forms import Way, additive_weights, joined, parts, told_roles
+from .forms import Held, Way, additive_weights, held_weights, joined, parts, take_pairs, told_roles
 from .kinds import projected_by
 from .making import (
     OF_FORM,
@@ -142,7 +142,7 @@ class Student:
         self.sizes_of_table = self._sizes_of_table()
         self.takes.update(self.sizes_of_table)
         if kind == "rope":
-            self._take_pairs()
+            take_pairs(self.takes)
         elif kind != "causal_multi_head":
             self.takes = {name: "-" if role in _TABLES else role for name, role in self.takes.items()}
         taken = {*self.takes.values()}
@@ -161,7 +161,7 @@ class Student:
         self.chosen = {**{each.name: True for each in flags if is_flag(each)}, **(chosen or {})}  # of a constructor
         held = wanted if self.has_weights else ()
         self.layers = Layers(mine, kind, held, weights or {}, self.chosen) if self.is_layer else None
-        has_none = wanted and not self.has_weights and not {*wanted, "W_qkv"} & taken
+        has_none = wanted and not self.has_weights and not {*wanted, "W_qkv", "weights"} & taken
         self.only_heads = bool(has_none and "num_heads" in taken)  # heads, and no weights
         if not self.has_weights and wanted and not self.only_heads:
             self._check_weights_as_arguments(wanted)
@@ -202,23 +202,9 @@ class Student:
         if {*three} <= {*named.values()}:
             self.takes.update({name: "X" for name, role in named.items() if role})
 
-    def _take_pairs(self) -> None:
-        """Queries and keys that are turned in one call: both are X."""
-        for theirs in self.takes:
-            found = re.fullmatch("x?_?(q|k)(uer(y|ies)|eys?)?(_?(states?|heads?))?", theirs.lower())
-            if found and theirs != next(iter(self.takes)):
-                self.takes[theirs] = "second"
-            elif found:
-                self.takes[theirs] = "X"
-        if "second" in self.takes.values():  # what is told by place comes after both
-            rest = [
-                name for name, role in self.takes.items() if role == "offset" and not re.search("off|start|pos", name)
-            ]
-            self.takes.update(dict.fromkeys(rest, ""))
-
     def _check_weights_as_arguments(self, wanted: tuple[str, ...]) -> None:
         """The last, W_o or w_v, may be forgotten."""
-        joint = {"W_qkv": ("W_q", "W_k", "W_v")}
+        joint = {"W_qkv": ("W_q", "W_k", "W_v"), "weights": wanted}  # these may hold what the code does not read
         found = [name for role in self.takes.values() for name in joint.get(role, (role,))]
         missing = [name for name in wanted if name not in found]
         others = [theirs for theirs, role in self.takes.items() if not role and theirs not in self.optional]
@@ -253,6 +239,11 @@ class Student:
         return next((str(each).replace("torch.", "") for each in types if each.is_floating_point), "float32")
 
     @cached_property
+    def held(self) -> dict[str, dict[str, str]]:
+        """{argument: {key: the weight, or bias}} of arguments that hold weights by name."""
+        return held_weights(self.mine) if "weights" in self.takes.values() else {}
+
+    @cached_property
     def has_one_head(self) -> bool:
         """Whether nothing says a number of heads."""
         if self.kind not in ("multi_head", "causal_multi_head") or "num_heads" in self.takes.values():
@@ -268,7 +259,7 @@ class Student:
     def has_output(self) -> bool:
         """Whether it has W_o."""
         if self.layers is None or not self.has_weights:
-            return "W_o" in self.takes.values()
+            return "W_o" in self.takes.values() or any("W_o" in each.values() for each in self.held.values())
         return self.layers.has_output(self.layers.any(probes(self.kind)[0]))
 
     @property
@@ -344,13 +335,18 @@ class Student:
                 given[theirs] = False
             elif theirs in self.sizes_of_table:
                 given[theirs] = part["X"].shape[-1 if role == "num_hiddens" else -2]
+            elif role == "second" or (role, asked.role) == ("X", "second"):  # none is to be taken for the other
+                given[theirs] = _typed(part["X"] if asked.role == role else 0.7 - part["X"], role, way)
             elif role in part and (role != "window" or asked.forms[0].kind == "window"):
                 given[theirs] = _typed(part[role], role, way)
             elif role == "W_qkv":
                 joint = np.concatenate([part[name] for name in ("W_q", "W_k", "W_v")], axis=1)
                 given[theirs] = _typed(joint, role, way)
-            elif role == "second":
-                given[theirs] = _typed(part["X"], role, way)
+            elif role == "weights":
+                given[theirs] = Held(
+                    (key, _typed(part[ours] if ours in part else self._bias(key, part), ours, way))
+                    for key, ours in self.held[theirs].items()
+                )
             elif role in _TABLES:
                 given[theirs] = _typed(self._table(role, part, way), role, way)
             elif role == "positions":
@@ -366,11 +362,15 @@ class Student:
             name = size_of(theirs)
             whole = name in ("num_hiddens", "query_size") or "model" in theirs
             return 64 if name == "max_len" else wide if whole else wide // part.get("num_heads", 1)
-        if "W_q" in part and (role == "bias" or theirs.lower() == "bk"):  # of a projection, beside its weight
-            joint = re.search("qkv|attn", theirs.lower())
-            return np.zeros(part["W_q"].shape[1] * (3 if joint else 1))
+        if "W_q" in part and role == "bias":
+            return self._bias(theirs, part)
         known = {"base": 10000.0, "offset": 0, "axis": -1}
         return known.get(role, _NoDropout() if "drop" in theirs.lower() else None)
+
+    def _bias(self, theirs: str, part: Inputs) -> Any:
+        """Of a projection, beside its weight."""
+        joint = re.search("qkv|attn", theirs.lower())
+        return part.get(theirs, np.zeros(part["W_q"].shape[1] * (3 if joint else 1)))
 
     def _table(self, role: str, part: Inputs, way: Way) -> Any:
         """The numbers by which pairs are turned, for the positions of a call, or for many."""

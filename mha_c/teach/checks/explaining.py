@@ -121,6 +121,8 @@ def _first(
             continue
         outputs: dict[int, Any] = {}
         for run in asked:
+            if any(_says_nothing(run, each) for each in mistakes):
+                continue
             if fill != _ANY and _begins_otherwise(made, outputs, run, first[id(run)]):
                 continue
             tier, left = _explains(made, outputs, run, fill == _ANY, len(mistakes) > 1)
@@ -131,6 +133,13 @@ def _first(
             if tier and tier not in lesser:
                 lesser[tier] = Explained(run, form, mistakes, left)
     return None
+
+
+def _says_nothing(run: Run, mistake: Mistake) -> bool:
+    """Whether it would undo the way in which weights are given, or is one of a mask where none is."""
+    if mistake.id == "weights_transposed":
+        return run.way.outputs_first
+    return mistake.id.startswith("mask_") and not run.asked.role and run.form.hides == "lens"
 
 
 def _first_number(run: Run) -> Optional[int]:

@@ -23,6 +23,7 @@ from ..asking.student import Student
 from ..why.noting import error_place
 from ..why.own_lines import constructor_line, line_of_second, nan_line, one_line, own_lines, random_lines, up_to
 from ..words.sentences import said, say
+from .biases import bias_arguments
 from .explaining import Explained, where
 
 _SCORING = "11.3 Attention Scoring Functions"
@@ -180,6 +181,7 @@ def _notes(run: Run, form: BookForm, tells_pairs: bool = True) -> list[str]:
     if elsewhere:
         notes += [say("note_projected_by", name=elsewhere)]
     biases = [name for name, role in student.takes.items() if role == "bias" and name not in student.optional]
+    biases = [name for name in biases if name not in bias_arguments(student)]
     if biases:
         notes += [say("note_biases", names=", ".join(biases))]
     if student.has_one_head:

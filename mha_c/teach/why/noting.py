@@ -103,11 +103,18 @@ class Trace:
         read = [at for name, (each, _) in before.items() if name in words for at in self.source(each)]
         sources = self.source(x)
         if not sources or _is_unnoted(x):  # nothing else tells what is written into it
-            sources = [*dict.fromkeys([*sources, *read])]
+            sources = [*dict.fromkeys([*sources, *read, *self._last_at(place)])]
         self.steps.append(Operation("named", _numbers(x), tuple(sources), place, place))
         if _is_unnoted(x) or (not isinstance(x, Noted) and id(x) not in self._at):
             self._is(x, len(self.steps) - 1)
         self.paused = False
+
+    def _last_at(self, place: Place) -> Iterator[int]:
+        """The last steps, as far as they are of this line: out[i] = a.dot(b) writes what has no name."""
+        at = len(self.steps)
+        while at and self.steps[at - 1].place == place:
+            at -= 1
+            yield at
 
     def _is(self, x: Any, at: int) -> None:
         if isinstance(x, Noted):

@@ -17,7 +17,7 @@ from ..asking.comparing import HUGE
 from ..asking.probes import Inputs
 from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
 from .noting import Operation, Place, Trace
-from .traces import ChangedLine, first_read, heads, last_of, otherwise, stages
+from .traces import ChangedLine, first_read, heads, in_loops, last_of, otherwise, stages
 
 _OF_LAYOUT = (
     "reshape", "view", "transpose", "swapaxes", "permute", "T", "mT", "flatten",
@@ -105,7 +105,7 @@ class Search:
         self.masks += [x.reshape(-1, x.shape[-1]) for x in masks]
         self.books, self.heads = books, [*heads(right, inputs)]
         sizes = {x.value.size for x in self.steps}
-        books += [item for x in books if x.ndim == 3 for item in x if item.size in sizes]  # who loops over the batch
+        books += [item for x in books for item in in_loops(x, inputs.get("valid_lens")) if item.size in sizes]
         others = [*otherwise(books, right, inputs)]
         alone = [each for x in self.heads for each in x.swapaxes(0, 1) if each.size in sizes]  # heads in a list
         alone += [each for x in others for each in self._of_each_head(x) if each.size in sizes]
@@ -160,12 +160,18 @@ class Search:
         if id == "no_rescale" and "chunk_size" not in self.inputs:  # of one key after the other the book has no line
             tops = [x.place for x in self.steps if x.name.startswith("max") and x.place.function != "__init__"]
             return tops[-1] if tops else self.first()
+        if id == "groups_tiled":
+            laid = [x for each in changed for x in last_of(wrong, each)]
+            moved = (x for x in self.steps if x.name != "named" and any(np.array_equal(x.value, y) for y in laid))
+            place = next((x.place for x in moved), None)
+            if place is not None:
+                return place
         if id.startswith(_LAID):
             place = self._laid_wrong() or self._last_transposed(right)
             if place is not None:
                 return place
         if id.startswith(_OF_MASKS):
-            unused = self._mask_without_use()
+            unused = self._mask_without_use() or self._mask_of_nothing()
             if unused is not None:
                 return unused
         elif all(each.is_lost for each in changed):
@@ -274,6 +280,17 @@ class Search:
                 return step.place if bad is None else self.steps[bad].place
         return self._call_without_mask(used)
 
+    def _mask_of_nothing(self) -> Optional[Place]:
+        """The line that makes a mask which is the same for all keys, where the book's is not."""
+        if not any(x.ndim > 1 and (x != x.flat[0]).any() for x in self.masks):
+            return None
+        for step in self.steps:
+            for at in step.sources if step.name in ("where", "masked_fill", "setitem") else ():
+                mask = self.steps[at].value if at >= 0 else step.value
+                if mask.dtype == bool and mask.ndim > 1 and mask.size > 1 and (mask == mask.flat[0]).all():
+                    return self.steps[at].place
+        return None
+
     def _is_alone(self, step: Operation) -> bool:
         """Whether it is a mask that a call adds, made of no scores."""
         return bool(((step.value == 0) | (step.value <= -1e4)).all())
@@ -307,6 +324,11 @@ class Search:
         if missing and all(x in have for x in missing):
             return self.first()
         made = [self.inputs["X"] @ self.inputs[name] for name in ("W_q", "W_k", "W_v") if name in self.inputs]
+        each_head = [x for each in made for x in _in_heads(each, self.inputs.get("num_heads", 1))]
+        twice = [[i for i in self._with(x) if not {*self._with(x)} & {*self.steps[i].sources}] for x in each_head]
+        again = next((each[1] for each in twice if len(each) > 1), None)
+        if again is not None and not any(x in have for x in made):
+            return self.steps[again].place
         values = [x for each in changed for x in last_of(wrong, each) if x in Known(made)] or made
         at = next((at for x in values for at in [self._made_last(x)] if at is not None), None)
         return self.steps[self._before(at, _COPIES)].place if at is not None else self.first()
@@ -399,6 +421,10 @@ class Search:
             if any(x in known and _is_laid_alike(x, value) for x in theirs):
                 reached = stage
         return reached
+
+
+def _in_heads(x: Any, count: int) -> list[Any]:
+    return np.split(x, count, axis=-1) if count > 1 and x.shape[-1] % count == 0 else []
 
 
 def _is_laid_alike(x: Any, value: Any) -> bool:

@@ -35,7 +35,7 @@ def noted(run: Run, inputs: Inputs, trace: Trace, remade: bool = True) -> Any:
     student, way, asked = run.student, run.way, run.asked
     (part,) = parts(inputs, way.layout)
     keys, given = part["shape"][-1], student.given(part, way, asked)
-    given = {name: trace.input(x) if hasattr(x, "shape") and hasattr(x, "dtype") else x for name, x in given.items()}
+    given = {name: _noted_input(trace, x) for name, x in given.items()}
     # What torch.empty gives a constructor may hold any number: what is noted of it warns nobody.
     noting = tensors_noted(trace) if way.tensors else nullcontext()
     forget_results(student.mine)
@@ -48,6 +48,12 @@ def noted(run: Run, inputs: Inputs, trace: Trace, remade: bool = True) -> Any:
             layer = student.layers.at(inputs)
             trace.forget(layer.parameters() if callable(getattr(layer, "parameters", None)) else ())
         return student.output(inputs, given, way, asked, keys)
+
+
+def _noted_input(trace: Trace, x: Any) -> Any:
+    if isinstance(x, dict):
+        return type(x)((key, _noted_input(trace, each)) for key, each in x.items())
+    return trace.input(x) if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
 
 def book_trace(form: BookForm, mistakes: Sequence[Mistake], inputs: Inputs) -> Trace:
@@ -229,6 +235,37 @@ def otherwise(books: Sequence[Any], right: Sequence[Trace], inputs: Inputs) -> I
                 yield from (made[0] / np.sqrt(size), made[0] / size**0.25, made[1] / size**0.25)
                 yield np.concatenate([x.ravel() for x in made])
                 yield np.concatenate([x.ravel() for x in made[1:]])
+            yield from _head_by_head(right, inputs)
+
+
+def in_loops(x: Any, lens: Any) -> Iterator[Any]:
+    """What who loops over the batch, or over the steps, has of an array: items, rows, and what these may see."""
+    if x.ndim == 3:
+        yield from x
+        if np.ndim(lens) == 1 and len(lens) == len(x):
+            yield from (each for item, n in zip(x, lens) for each in (item[:n], item[:, :n]))
+        rows = x.swapaxes(0, 1)
+        yield from rows
+        if x.dtype != bool and x.shape[1] <= x.shape[2]:
+            yield from (row[:, : i + 1] for i, row in enumerate(rows))
+            yield from (row[i, : n + 1] for n, row in enumerate(rows) for i in range(len(x)))
+
+
+def _head_by_head(right: Sequence[Trace], inputs: Inputs) -> Iterator[Any]:
+    """The parts of the weights that belong to one head, and what each head adds to the output."""
+    heads = inputs.get("num_heads", 1)
+    sizes = [inputs[name].shape[1] for name in ("W_q", "W_k", "W_v") if name in inputs]
+    rows = len(inputs["W_o"]) if "W_o" in inputs else 1
+    if heads == 1 or any(size % heads for size in (*sizes, rows)):
+        return
+    for name in ("W_q", "W_k", "W_v"):
+        yield from np.split(inputs[name], heads, axis=1)
+    parts = np.split(inputs["W_o"], heads)
+    yield from parts
+    values = [x for trace in right[:1] for name, x in stages(trace) if name == "values" and x.ndim == 3]
+    for x in values[-1:]:
+        added = [x[head::heads] @ part for head, part in enumerate(parts)]
+        yield from (*added, *np.cumsum(added, axis=0))
 
 
 _OF_HEADS = [f"book:{name}" for name in ("transpose_qkv", "dot_product", "masked_softmax", "softmax", "causal")]
