@@ -128,6 +128,8 @@ def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
     book = books_name(parameter.name, wanted)
     if book:
         return book
+    if name == "bias" and "queries" in wanted and "W_q" not in wanted:  # of the scores: there are no weights
+        return "mask"
     if isinstance(parameter.default, str):
         return "-"
     for role, pattern in _ROLES.items():

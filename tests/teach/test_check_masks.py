@@ -248,3 +248,42 @@ def test_in_torchs_own_layer_a_flag_is_no_more_than_a_hint():
 def test_what_a_flag_does_not_do_is_not_said_of_a_mask():
     answer = teach.check(with_a_flag(lambda past, seen: seen), "dot_product")
     assert answer.mistakes == ["sees_future"] and "mask =" not in str(answer)
+
+
+def test_a_mask_by_a_name_that_says_nothing():
+    def mine(q, k, v, erlaubt=None):
+        return attended(q, k, v, True if erlaubt is None else erlaubt == 0, divisor=q.shape[-2] ** 0.5)
+
+    answer = teach.check(mine, "dot_product", mask="hide")
+    assert answer.mistakes == ["scale_queries"] and "valid_lens" not in str(answer).partition("\n")[0]
+
+    def biased(query, key, value, bias=None):
+        scores = query @ key.swapaxes(1, 2) / np.sqrt(query.shape[-1])
+        return softmax(scores if bias is None else scores + bias) @ value
+
+    assert teach.check(biased, "dot_product", mask="add").ok
+    assert "in bias, the mask is added" in str(teach.check(biased, "dot_product"))
+
+
+def test_lengths_by_a_name_that_says_nothing_are_no_causal_mask(judged):
+    text = (
+        "import numpy as np\n"
+        "def attention(requetes, cles, valeurs, longueurs=None):\n"
+        "    scores = np.einsum('bqd,bkd->bqk', requetes, cles) / np.sqrt(cles.shape[-1])\n"
+        "    if longueurs is not None:\n"
+        "        scores = np.where((np.arange(cles.shape[1]) < longueurs[:, None])[:, None], scores, -1e6)\n"
+        "    poids = np.exp(scores - scores.max(-1, keepdims=True))\n"
+        "    return poids / poids.sum(-1, keepdims=True) @ valeurs\n"
+    )
+    assert judged(text).ok
+    answer = judged(text.replace("einsum('bqd,bkd->bqk', requetes, cles)", "tanh(requetes @ cles.swapaxes(1, 2))"))
+    assert answer.ok is False and "sees_future" not in answer.judged[0].answer.mistakes
+
+
+def test_who_writes_more_than_the_mask_is_not_told_that_the_book_does():
+    def mine(X, valid_lens=None):
+        X -= X.max(axis=-1, keepdims=True)
+        return book.masked_softmax(X, valid_lens)
+
+    answer = teach.check(mine, "masked_softmax")
+    assert answer.mistakes == ["changes_inputs"] and "as the book's own does" not in str(answer)

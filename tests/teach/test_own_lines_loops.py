@@ -340,3 +340,74 @@ def test_no_changed_line_calls_itself_without_end(judged, monkeypatch, text, id)
         needs.module("torch")
     (each,) = judged(text).judged
     assert each.answer.mistakes == [id] and deepest <= 20, (deepest, each)
+
+
+HELPERS = """
+import numpy as np
+
+
+def softmax(x, axis=-1):
+    top = x.max(axis=axis, keepdims=True)
+    total = np.sum(np.exp(x - top), axis=axis, keepdims=True)
+    return np.exp(x - top) / total
+
+
+def attention(queries, keys, values, valid_lens=None):
+    out = np.zeros((*queries.shape[:2], values.shape[2]))
+    for b in range(len(queries)):
+        n = keys.shape[1] if valid_lens is None else int(valid_lens[b])
+        scores = queries[b] @ keys[b, :n].T / np.sqrt(queries.shape[-1])
+        out[b] = softmax(scores) @ values[b, :n]
+    return out
+
+
+def causal(q, k, v):
+    rows = []
+    for t in range(q.shape[1]):
+        e = np.einsum("bd,bkd->bk", q[:, t], k[:, : t + 1]) / np.sqrt(q.shape[-1])
+        rows.append((softmax(e)[:, :, None] * v[:, : t + 1]).sum(axis=1))
+    return np.stack(rows, axis=1)
+
+
+def window_attention(q, k, v, window):
+    dist = np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])
+    near = (dist >= 0) & (dist < window)
+    s = np.where(near, q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]), -1e9)
+    return softmax(s) @ v
+
+
+def grouped_attention(q, k, v):
+    share = q.shape[1] // k.shape[1]
+    k = np.concatenate([k[:, [g]] for g in range(k.shape[1]) for _ in range(share)], axis=1)
+    v = np.repeat(v, share, axis=1)
+    return softmax(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])) @ v
+
+
+def multi_head_attention(queries, keys, values, W_q, W_k, W_v, W_o, num_heads):
+    out = 0
+    for a, b, c, d in zip(*(np.split(W, num_heads, axis=1) for W in (W_q, W_k, W_v)), np.split(W_o, num_heads)):
+        q, k, v = queries @ a, keys @ b, values @ c
+        weights = softmax(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]))
+        out = out + (weights @ v) @ d
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "right", "wrong"),
+    [
+        ("attention", "dot_product", "np.sum(np.exp(x - top)", "np.sum(np.abs(x - top)"),  # in a helper with an axis
+        ("attention", "dot_product", "values[b, :n]", "values[b, -n:]"),
+        ("causal", "causal", "sum(axis=1))", "max(axis=1))"),
+        ("window_attention", "window", "(dist >= 0) & (dist < window)", "(dist >= 0) | (dist < window)"),
+        ("grouped_attention", "grouped", "for g in range(k.shape[1]) for _ in range(share)",
+         "for _ in range(share) for g in range(k.shape[1])"),
+        ("multi_head_attention", "multi_head", "softmax(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]))",
+         "np.tanh(q @ k.swapaxes(1, 2) / np.sqrt(q.shape[-1]))"),
+    ],
+)  # fmt: skip
+def test_lines_of_helpers_rows_and_heads(judged, name, kind, right, wrong):
+    assert judged(HELPERS, name, kind=kind).ok and HELPERS.count(right) == 1
+    answer = judged(HELPERS.replace(right, wrong), name, kind=kind).judged[0].answer
+    assert answer.ok is False
+    assert [line.number for line in answer.lines] == [HELPERS[: HELPERS.index(right)].count("\n") + 1], answer

@@ -161,7 +161,7 @@ def check(
 def _as_another(mine: Any, weights: Optional[Mapping[str, str]], means: Optional[str], answer: Answer) -> Answer:
     """The answer; of a function whose name says attention alone, and which hides the future, or shares keys among
     heads, that of its numbers."""
-    vague = UNNAMED | {"hides_future"}
+    vague = UNNAMED | {"hides_future", "sees_future"}  # what sees the future is not causal for that
     for kind in ("causal", "grouped") if vague & {*answer.mistakes} else ():
         other = Student(mine, kind, weights, mask=means)
         other.patience = 0
@@ -219,6 +219,8 @@ def _compared(student: Student, means: Optional[str], notes: list[str]) -> Answe
 
 def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[str], found: list[_Found]) -> _Found:
     """The right run of a round; _Wrong if there is none.  `found`: those of the rounds before."""
+    if means in masks.MEANS and may_be_a_mask(asked):
+        asked = as_mask(asked)
     tried = runs(student, asked, means, _equals)
     one = _right_run(tried)
     if one is None and may_be_a_mask(asked):

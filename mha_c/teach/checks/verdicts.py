@@ -144,7 +144,9 @@ def _notes(run: Run, form: BookForm, tells_pairs: bool = True) -> list[str]:
     """Of a call in one way; `tells_pairs`: its numbers say which numbers rope turns as pairs."""
     notes = []
     student, layout = run.student, run.way.layout
-    if any(outcome.changed for outcome in run.outcomes) and student.kind == "masked_softmax":
+    changed = [each for outcome in run.outcomes for each in outcome.changed if student.kind == "masked_softmax"]
+    right = all(map(equal, run.outcomes, run.right))
+    if changed and (not right or any(_masks_in_place(student, *each) for each in changed)):
         notes += [say("note_writes")]
     ran = [x for x, outcome in zip(run.probes, run.outcomes) if outcome.error is None]
     told = any(isinstance(x.get("mask"), np.ndarray) for x in ran)  # what raises with any mask says nothing of it

@@ -269,7 +269,7 @@ def _all_judged(module: ModuleType, path: Path, kind: Optional[str], options: di
             words = "it may be another attention than the book's {kind}: write {file}:{name} to compare it with that"
             judged.append(each._replace(problem=Problem("not_sure", said(words, **known))))
         else:
-            words = "its name alone says that it may be a {kind}: write {file}:{name} to judge it"
+            words = "its name alone says that it may be of the kind {kind}: write {file}:{name} to judge it"
             left.append(Judged(name, None, None, Problem("not_sure", said(words, **known))))
     return FileReport(str(path), judged, left=left)
 

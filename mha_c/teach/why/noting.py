@@ -38,13 +38,15 @@ class Place(NamedTuple):
 
 class Operation(NamedTuple):
     """An operation: NumPy's or torch's name of it, what it made, the steps that it read (-1, -2, ...: inputs), its
-    line, and the line of the outermost call that led to it."""
+    line, and the line of the outermost call that led to it; `inner`: where it stands, if its line is that of the call
+    which says along which axis."""
 
     name: str
     value: Any
     sources: tuple[int, ...]
     place: Place
     outer: Place
+    inner: Optional[Place] = None
 
 
 class Trace:
@@ -123,7 +125,7 @@ class Trace:
             self._alive.append(x)  # so that no other gets its id
             self._at[id(x)] = at
 
-    def _places(self) -> Optional[tuple[Place, Place]]:
+    def _places(self) -> Optional[tuple[Place, Place, Place]]:
         """The innermost line of the caller's own text, and the outermost; None of what check itself asks."""
         frame: Any = sys._getframe(2)
         while frame is not None and not self.owns(frame.f_code.co_filename):
@@ -132,12 +134,15 @@ class Trace:
             frame = frame.f_back
         if frame is None:
             return None
+        inner = frame
         while _is_told_where(frame) and self.owns(frame.f_back.f_code.co_filename):
             frame = frame.f_back
         outer = frame
         while outer.f_back is not None and self.owns(outer.f_back.f_code.co_filename):
             outer = outer.f_back
-        return self._line(frame, frame.f_lineno), self._line(outer, outer.f_lineno)
+        frames = frame, outer, inner
+        place, outermost, innermost = (self._line(each, each.f_lineno) for each in frames)
+        return place, outermost, innermost
 
     def _line(self, frame: Any, number: int) -> Place:
         at = frame.f_code, number

@@ -70,7 +70,7 @@ def _of_table(run: Run, lines: list[OwnLine], id: str) -> list[OwnLine]:
 def up_to(run: Run) -> list[Any]:
     """Of what no known mistake explains: up to which stage it is right, and the line where it begins to differ."""
     try:
-        found = first_difference(run)
+        found = first_difference(run, inner=True)
     except Exception:
         return []
     words = [say("stage", stage=said(found.stage))] if found.stage else []
@@ -268,11 +268,13 @@ def _unlike(run: Run) -> int:
         return 0
 
 
-def first_difference(run: Run, call: Optional[tuple[Optional[Inputs], Optional[Trace]]] = None) -> WrongLine:
+def first_difference(
+    run: Run, call: Optional[tuple[Optional[Inputs], Optional[Trace]]] = None, inner: bool = False
+) -> WrongLine:
     """Of what no known mistake explains: the line where numbers begin to differ, and the stage that is right."""
     inputs, trace = call or _noted_call(run, run.form)
     if trace is None or inputs is None:
         return WrongLine(None)
     right = book_trace(run.form, [], inputs)
     search = Search(trace, [right], inputs)
-    return WrongLine(search.first(), "", search.stage(right))
+    return WrongLine(search.first(inner), "", search.stage(right))

@@ -386,10 +386,12 @@ class Search:
                     found = min(found, source)
         return self.steps[found].place
 
-    def first(self) -> Optional[Place]:
-        """The first step that is not right, and leads to nothing right."""
+    def first(self, inner: bool = False) -> Optional[Place]:
+        """The first step that is not right, and leads to nothing right; `inner`: in the helper that has it."""
         bad = self._first_bad() if self.is_noted else None
-        return self.steps[bad].place if bad is not None else None
+        if bad is None:
+            return None
+        return (self.steps[bad].inner if inner else None) or self.steps[bad].place
 
     def _first_bad(self) -> Optional[int]:
         of_output = sorted(self._leading_to_the_end())
