@@ -58,9 +58,10 @@ OTHERS = {
     "max_len": OtherNames(
         "max_length context_length block_size 最大长度 上下文长度",
         constructor="max_seq_len max_seq_length seq_len n_ctx max_position n_positions context_len ctx_len "
-        "max_position_embeddings max_sequence_length t t_max length num_steps n_steps num_positions",
+        "max_position_embeddings max_sequence_length t t_max length num_steps n_steps num_positions "
+        "timesteps max_steps",
     ),
-    "base": OtherNames(constructor="theta rope_theta"),
+    "base": OtherNames(constructor="theta rope_theta rope_base rotary_base freq_base base_freq"),
     "num_layers": OtherNames(constructor="n_layers n_layer depth"),
     "vocab_size": OtherNames(constructor="vocab"),
     "window": OtherNames(
@@ -87,7 +88,9 @@ OTHERS = {
         ours="seq_len sequence_length",
     ),
     "w_v": OtherNames("wv v_a va v_t vt w_a"),
-    "num_kv_heads": OtherNames("n_kv_heads n_kv_head kv_heads num_key_value_heads num_kv_groups n_kv"),
+    "num_kv_heads": OtherNames(
+        "n_kv_heads n_kv_head kv_heads num_key_value_heads num_kv_groups n_kv n_kv_groups kv_groups"
+    ),
     "dropout": OtherNames(
         "dropout_p drop p dropout_rate dropout_prob attn_dropout attn_pdrop attn_drop attention_dropout p_dropout "
         "丢弃率 丢弃概率 暂退率 暂退概率",

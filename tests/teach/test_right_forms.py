@@ -325,3 +325,49 @@ def test_a_failure_of_check_itself_is_an_answer(monkeypatch):
     monkeypatch.setattr(teach.checks.checking, "rounds", fail)
     answer = teach.check(BOOK.dot_product, "dot_product")
     assert answer.mistakes == ["internal"] and answer.ok is None and "ZeroDivisionError: of check" in str(answer)
+
+
+def test_a_table_of_numbers_alone_has_a_type_of_its_own():
+    """No input says which: NumPy's is of float64, and a name may say steps in its own way."""
+    torch = needs.module("torch")
+
+    def get_positional_encoding_matrix(timesteps, d_model):
+        angles = np.arange(timesteps)[:, None] / 10000 ** (np.arange(d_model) // 2 * 2 / d_model)
+        angles[:, 0::2], angles[:, 1::2] = np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])
+        return torch.from_numpy(angles)
+
+    assert teach.check(get_positional_encoding_matrix).ok, teach.check(get_positional_encoding_matrix)
+
+
+def test_names_of_sizes_that_stand_beside_no_heads():
+    """A base was taken for the number of heads; two widths are those of inputs and outputs."""
+    torch = needs.module("torch")
+    nn = torch.nn
+
+    class RoPE(nn.Module):
+        def __init__(self, head_dim: int, rope_base: int, max_seq_len: int):
+            super().__init__()
+            angles = torch.arange(max_seq_len)[:, None] / rope_base ** (torch.arange(0, head_dim, 2) / head_dim)
+            self.cos, self.sin = torch.cat([angles, angles], -1).cos(), torch.cat([angles, angles], -1).sin()
+
+        def forward(self, x, position_ids):
+            one, two = x.chunk(2, -1)
+            return x * self.cos[position_ids][:, None] + torch.cat([-two, one], -1) * self.sin[position_ids][:, None]
+
+    class SelfAttention(nn.Module):
+        def __init__(self, input_dimension: int, output_dimension: int, number_of_heads: int):
+            super().__init__()
+            self.number_of_heads = number_of_heads
+            self.query, self.key, self.value = (nn.Linear(input_dimension, output_dimension) for _ in range(3))
+            self.out = nn.Linear(output_dimension, output_dimension)
+
+        def forward(self, x):
+            q, k, v = (
+                each(x).unflatten(2, (self.number_of_heads, -1)).transpose(1, 2)
+                for each in (self.query, self.key, self.value)
+            )
+            weights = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).softmax(-1)
+            return self.out((weights @ v).transpose(1, 2).flatten(2))
+
+    for mine in (RoPE, SelfAttention):
+        assert teach.check(mine).ok, teach.check(mine)

@@ -187,8 +187,9 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter], for_positions: bool
     unknown = [name for name in unknown_of(wanted) if not names[name]]
     widths = [name for name in unknown if _is_a_width(name) and not is_config(mine, name)]
     if widths and "num_hiddens" not in names.values():
-        names[widths[0]] = "num_hiddens"
-        unknown.remove(widths[0])
+        told = {widths[0]: "query_size", widths[1]: "num_hiddens"} if len(widths) == 2 else {widths[0]: "num_hiddens"}
+        names.update(told)  # (input_dimension, output_dimension)
+        unknown = [name for name in unknown if name not in told]
     alone = "num_hiddens" if for_positions else "num_heads"  # the book's encoding has no heads
     if len(unknown) == 1 and len(wanted) > 1 and alone not in names.values() and not is_config(mine, unknown[0]):
         names[unknown[0]] = alone

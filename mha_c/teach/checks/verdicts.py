@@ -112,7 +112,7 @@ def _beside(run: Run, writes: bool = True) -> tuple[list[str], list[Any]]:
     """Ids and words of what is not a matter of numbers: types, and inputs that are written into; `writes`: also of a
     masked softmax that writes into X, as the book's own does."""
     wanted, student = run.way.dtype, run.student
-    types = [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
+    types = [] if student.sizes_of_table else [each.dtype for each in run.outcomes if each.dtype not in ("", wanted)]
     mistakes = ["dtype"] if types else []
     parts: list[Any] = [say("dtype", wanted=wanted, got=types[0])] if types else []
     if _hides_nothing(student) and student.mask in MEANS:
