@@ -179,3 +179,48 @@ def test_the_line_of_a_mistake(judged, text, id, right, wrong, should_be):
     assert answer.mistakes[0] == id
     assert [line.number for line in answer.lines] == [text[: text.index(right)].count("\n") + 1]
     assert should_be in answer.lines[0].should_be
+
+
+TYPED = """
+import torch
+from torch import nn, Tensor
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    shifted: Tensor = (x - x.amax(dim, keepdim=True)).exp()
+    return shifted / shifted.sum(dim, keepdim=True)
+
+
+class Attention(nn.Module):
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        d: int = queries.shape[-1]
+        scores: Tensor = queries @ keys.transpose(1, 2) / d**0.5
+        return softmax(scores) @ values
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding_of_tokens: nn.Embedding = nn.Embedding(16, 4)
+        self.W_q, self.W_k, self.W_v, self.W_o = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embedding_of_tokens(tokens)
+        return self.W_o(softmax(self.W_q(x) @ self.W_k(x).transpose(1, 2)) @ self.W_v(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("id", "right", "wrong"),
+    [
+        ("no_softmax", "shifted: Tensor = (x - x.amax(dim, keepdim=True)).exp()", "shifted: Tensor = x"),
+        ("no_scale", "scores: Tensor = queries @ keys.transpose(1, 2) / d**0.5",
+                     "scores: Tensor = queries @ keys.transpose(1, 2)"),
+    ],
+)  # fmt: skip
+def test_a_line_that_gives_a_type_besides_is_changed_as_without(judged, id, right, wrong):
+    needs.module("torch")
+    assert [each.name for each in judged(TYPED).judged] == ["Attention"]
+    (each,) = judged(TYPED.replace(right, wrong)).judged
+    (line,) = each.answer.lines
+    assert each.answer.mistakes == [id] and line.text == wrong and line.should_be, each

@@ -1,12 +1,15 @@
-"""What torch.jit.script and torch.compile made, as it was written: its lines run one by one, and can be followed."""
+"""Code as it was written: what torch.jit.script and torch.compile made, whose lines then run one by one, and can be
+followed; the tree of a text.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
-from typing import Any
+from typing import Any, Union
 
 
 def as_written(mine: Any) -> Any:
@@ -25,6 +28,18 @@ def written_methods(layer: Any) -> None:
             method = as_written(held)
             if method is not held and inspect.ismethod(method):
                 vars(part)[name] = MethodType(method.__func__, part)
+
+
+class _WithoutTypes(ast.NodeTransformer):
+    """`x: Tensor = y` as `x = y`, at the same place."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
+        return node if node.value is None else ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def tree_of(text: Union[str, bytes]) -> Any:
+    """The tree of a text; what gives a name a type besides its value only gives it the value."""
+    return _WithoutTypes().visit(ast.parse(text))
 
 
 def nothing_compiled() -> AbstractContextManager[Any]:

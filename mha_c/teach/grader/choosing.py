@@ -16,7 +16,7 @@ from ..._recognize import books_name, parameters, root_of
 from ..asking.answers import readable
 from ..asking.kinds import told
 from ..asking.making import Unmade
-from ..asking.written import as_written
+from ..asking.written import as_written, tree_of
 from .notebooks import parts
 
 _DefinitionNode = Union[ast.FunctionDef, ast.ClassDef]
@@ -139,7 +139,7 @@ class Definitions:
         nodes = {
             node.name: node
             for _, text in parts(path)
-            for node in ast.parse(text).body
+            for node in tree_of(text).body
             if isinstance(node, (ast.FunctionDef, ast.ClassDef))
         }
         self.all = {name: Definition(name, mine, nodes.get(name)) for name, mine in defined(module).items()}
@@ -217,7 +217,7 @@ def defined(module: ModuleType) -> dict[str, Any]:
 
 def made_by_main(path: Path) -> set[str]:
     """The names that the file gives a value under `if __name__ == "__main__":`, which is not run here."""
-    body = [node for _, text in parts(path) for node in ast.parse(text).body]
+    body = [node for _, text in parts(path) for node in tree_of(text).body]
     mains = [
         x for x in body if isinstance(x, ast.If) and any(getattr(y, "id", "") == "__name__" for y in ast.walk(x.test))
     ]

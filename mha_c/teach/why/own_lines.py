@@ -18,6 +18,7 @@ from ..asking.answers import OwnLine
 from ..asking.mistakes import BookForm, Mistake, sources
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
+from ..asking.written import tree_of
 from ..words.sentences import said, say
 from .mending import Mended, mended
 from .noting import Operation, Place, Trace
@@ -168,7 +169,7 @@ def line_of_second(run: Run) -> list[OwnLine]:
     call = mine if inspect.isroutine(mine) else getattr(mine, "forward", mine)
     try:
         lines, first = inspect.getsourcelines(call)
-        nodes = [*ast.walk(ast.parse(dedent("".join(lines))))]
+        nodes = [*ast.walk(tree_of(dedent("".join(lines))))]
     except (OSError, TypeError, SyntaxError):
         return []
     returned = [x for x in nodes if isinstance(x, ast.Return)]

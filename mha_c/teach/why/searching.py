@@ -32,6 +32,7 @@ _EMPTY = re.compile(r"= *(np|torch)\.(empty|zeros)(_like)?\(")  # numbers that s
 _MAKE_EMPTY = ("named", "setitem", "empty", "zeros", "empty_like", "zeros_like")
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
+_TYPED = r"\s*(?::[^=]+)?"  # between a name and what it is given
 _MAKES_A_MASK = re.compile(r"[<>]|\btri[lu]?\(")
 _GIVES_NONE = re.compile(r"\w\(([^\[]*,)? *(\w+ *= *)?None *[,)]")
 _LAID = ("heads_", "wrong_axes", "qkv_order", "groups_", "wrong_group")
@@ -47,7 +48,7 @@ def _where_named(place: Place) -> Optional[Place]:
     start = 1 if name.startswith("self.") else max(1, place.number - 40)
     lines = [(n, linecache.getline(place.file, n)) for n in range(place.number - 1, start - 1, -1)]
     for number, text in lines:
-        if re.match(rf"\s*{re.escape(name)}\s*=[^=]", text):
+        if re.match(rf"\s*{re.escape(name)}{_TYPED}=[^=]", text):
             return place._replace(number=number, text=text.strip())
         if text.lstrip().startswith("def ") and not name.startswith("self."):
             return None
@@ -59,7 +60,7 @@ def _where_a_number(place: Place) -> Optional[Place]:
     factors = re.findall(r"(?<=\* )[A-Za-z_]\w*|[A-Za-z_]\w*(?= \*)", place.text)
     for number in range(place.number - 1, max(0, place.number - 20), -1):
         text = linecache.getline(place.file, number).strip()
-        if any(re.fullmatch(rf"{name} = [\d.]+", text) for name in factors):
+        if any(re.fullmatch(rf"{name}{_TYPED}= [\d.]+", text) for name in factors):
             return place._replace(number=number, text=text)
     return None
 
@@ -67,7 +68,7 @@ def _where_a_number(place: Place) -> Optional[Place]:
 def _where_partial(place: Place) -> Optional[Place]:
     """The line of the file that fixes the arguments of a function which a line calls."""
     for number, text in enumerate(linecache.getlines(place.file), 1):
-        made = re.match(r"(\w+) *= *(functools\.)?partial\(", text)
+        made = re.match(rf"(\w+){_TYPED}= *(functools\.)?partial\(", text)
         if made and re.search(rf"\b{made[1]}\(", place.text):
             return place._replace(number=number, text=text.strip())
     return None
@@ -345,7 +346,7 @@ class Search:
         if id != "mask_inverted":
             return place
         for step in self.steps:
-            name = re.match(r"(\w+)\s*=[^=]", step.place.text)
+            name = re.match(rf"(\w+){_TYPED}=[^=]", step.place.text)
             makes = is_mask(step.value) and name and step.place != place and _MAKES_A_MASK.search(step.place.text)
             if makes and name and self._is_used_by(step, place):
                 hides = _says_hidden(name[1])

@@ -16,6 +16,7 @@ from types import CodeType, FunctionType
 from typing import Any, Optional, Union
 
 from ..asking.rounds import Run
+from ..asking.written import tree_of
 from .edits import edits
 from .noting import forget_results, functions_noted, room_of, written_as, written_by_them
 from .places import Edit, Scope
@@ -42,7 +43,7 @@ class FunctionText(_Text):
         self._text = ["if 1:\n", *lines] if lines[0][:1].isspace() else lines
         self._first = first - (self._text is not lines)
         of_file = [x for x in made.__globals__ if x in ("np", "torch") or callable(made.__globals__[x])]
-        tree = ast.parse("".join(self._text))
+        tree = tree_of("".join(self._text))
         loops = [x.target for x in ast.walk(tree) if isinstance(x, (ast.For, ast.comprehension))]
         counters = [x.id for each in loops for x in ast.walk(each) if isinstance(x, ast.Name)]
         variables = [x for x in _variables(made.__code__) if x != "self"]
@@ -100,9 +101,9 @@ class Constants(_Text):
         self.room, self._first = room, max(first, 1)
         self.memory: dict[Any, Any] = {}
         self._text = lines
-        tree = ast.parse("".join(["if 1:\n", *lines] if lines[0][:1].isspace() else lines))
+        tree = tree_of("".join(["if 1:\n", *lines] if lines[0][:1].isspace() else lines))
         shift = lines[0][:1].isspace()
-        body: list[Any] = tree.body[0].body if shift else tree.body  # type: ignore[attr-defined]
+        body: list[Any] = tree.body[0].body if shift else tree.body
         if isinstance(owner, type):
             body = body[0].body
         self._nodes: dict[int, list[Any]] = {}
@@ -296,7 +297,7 @@ def _code(source: list[str], file: str = "<a value>") -> Optional[CodeType]:
 
 def _defaults(source: list[str], theirs: FunctionType) -> Any:
     """The defaults of a function's changed text, as far as they are numbers; else its own."""
-    made = next(x for x in ast.walk(ast.parse("".join(source))) if isinstance(x, ast.FunctionDef))
+    made = next(x for x in ast.walk(tree_of("".join(source))) if isinstance(x, ast.FunctionDef))
     own = theirs.__defaults__ or ()
     new = made.args.defaults
     if len(new) != len(own):
