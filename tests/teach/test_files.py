@@ -225,6 +225,38 @@ def test_what_may_be_another_attention_is_no_verdict(judged, line):
     assert judged(SOFTMAX + ATTENTION + WHOLE.format(name="MultiHeadAttention", line=line)).ok is False
 
 
+HEADS = """
+import numpy as np
+
+def split_heads(x, num_heads):
+    {}
+
+def merge_heads(x, num_heads):
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "merged"),
+    [
+        ("return x.reshape(*x.shape[:2], num_heads, -1).transpose(0, 2, 1, 3)",
+         "b, h, t, d = x.shape; return x.transpose(0, 2, 1, 3).reshape(b, t, h * d)"),
+        ("t, d = x.shape; return x.reshape(t, num_heads, d // num_heads).transpose(1, 0, 2)",
+         "h, t, d = x.shape; return x.transpose(1, 0, 2).reshape(t, -1)"),
+    ],
+)  # fmt: skip
+def test_heads_that_are_laid_with_other_axes_are_no_verdict(judged, split, merged):
+    """Most write (batch, heads, steps, features); the book has batch and heads in one axis."""
+    result = judged(HEADS.format(split, merged))
+    assert [(each.name, each.ok, each.problem.id) for each in result.judged] == [
+        ("split_heads", None, "not_sure"), ("merge_heads", None, "not_sure"),
+    ]  # fmt: skip
+    of_book = "x = x.reshape(*x.shape[:2], {}).transpose(0, {}); return x.reshape(-1, *x.shape[2:])"
+    right, wrong = of_book.format("num_heads, -1", "2, 1, 3"), of_book.format("-1, num_heads", "3, 1, 2")
+    assert [each.ok for each in judged(HEADS.format(right, merged)).judged] == [True, None]
+    assert judged(HEADS.format(wrong, merged)).judged[0].answer.mistakes == ["heads_interleaved"]
+
+
 def test_a_mistake_with_a_name_is_wrong_whatever_the_class_is_called(judged):
     text = SOFTMAX + ATTENTION.replace("np.sqrt(q.shape[-1])", "q.shape[-1]")
     report = judged(text + WHOLE.format(name="RelativeAttention", line="pass"))

@@ -106,9 +106,11 @@ class Definition:
         return bool(_NAMED.fullmatch(self.name)) and (isinstance(self.mine, type) or len(given) > 2)
 
     def may_be_another(self) -> bool:
-        """Whether it may be right, but no attention of the book's: its name says more, or it holds what none has."""
+        """Whether it may be right, but nothing of the book's: its name says more, or it holds what none has; heads are
+        split and joined with other axes than the book's, too."""
         beside = self.makes & {"LayerNorm", "RMSNorm", "RNN", "LSTM", "GRU", "Conv1d", "Conv2d"}
-        return not _PLAIN.fullmatch(self.name) or bool(beside)
+        lays_heads = str(self.kind).startswith("transpose") and "transpose" not in self.name.lower()
+        return not _PLAIN.fullmatch(self.name) or bool(beside) or lays_heads
 
 
 def _is_stored(node: ast.Attribute) -> bool:
