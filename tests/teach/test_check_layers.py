@@ -338,3 +338,37 @@ def test_a_flag_of_relative_positions_chooses_no_biases():
             return self.W_o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     assert teach.check(SelfAttention, "multi_head").mistakes == ["untried"]
+
+
+OF_ITS_STEPS = """
+class Mine(nn.Module):
+    def __init__(self, num_heads, sequence_length, hidden_size):
+        super().__init__()
+        self.shape, self.d = (sequence_length, num_heads, hidden_size // num_heads), hidden_size
+        self.q, self.k, self.v, self.out = (nn.Linear(hidden_size, hidden_size) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (each(x).reshape(len(x), *self.shape).transpose(1, 2) for each in (self.q, self.k, self.v))
+        weights = (q @ k.transpose(2, 3) / self.shape[2] ** 0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(len(x), self.shape[0], self.d))
+
+
+class PositionEncoder(nn.Module):
+    def __init__(self, seq_len, hidden_size):
+        super().__init__()
+        angles = torch.arange(seq_len)[:, None] / 10000 ** (torch.arange(0, hidden_size, 2) / hidden_size)
+        self.table = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
+
+    def forward(self, x):
+        return x + self.table[None]
+"""
+
+
+def test_a_layer_for_so_many_steps_takes_so_many():
+    """As a transformer for pictures has them: its number of patches is that of each call."""
+    torch = needs.module("torch")
+    room = {"torch": torch, "nn": torch.nn}
+    exec(OF_ITS_STEPS, room)
+    assert teach.check(room["Mine"]).ok and teach.check(room["PositionEncoder"]).ok
+    exec(OF_ITS_STEPS.replace("self.shape[2] ** 0.5", "self.d ** 0.5"), room)
+    assert teach.check(room["Mine"]).mistakes == ["scale_num_hiddens"]

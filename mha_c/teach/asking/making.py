@@ -44,13 +44,14 @@ class Making(NamedTuple):
     num_kv_heads: int = 0  # 0: as many as there are heads
     window: int = 0  # where a constructor takes one
     chunk_size: int = 0
+    max_len: int = 64  # more steps than any probe has
 
     def known(self, for_positions: bool = False) -> dict[str, Any]:
         """By the book's names."""
         each_head = max(self.num_hiddens // max(self.num_heads, 1), 1)
         return {
             **self._asdict(), "num_kv_heads": self.num_kv_heads or self.num_heads,
-            "max_len": 64, "dropout": DROPOUT, "bias": False,
+            "dropout": DROPOUT, "bias": False,
             "head_dim": self.query_size if for_positions else each_head,
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
             "window": self.window or 2, "chunk_size": self.chunk_size or 2,
@@ -215,6 +216,7 @@ class Layers:
         self._fitting: dict[int, dict[Any, bool]] = {}  # of a layer whose sizes are known: the shapes that it fits
         self._put: dict[int, Any] = {}  # which weights a layer holds
         self._failed: Optional[Unmade] = None
+        self.of_probes_steps = False  # the most steps that the constructor takes are those of each call
         self.per_head = False  # the width that the constructor takes is that of one head
 
     def at(self, inputs: Inputs) -> Any:
@@ -263,6 +265,7 @@ class Layers:
         hiddens //= inputs["num_heads"] if self.per_head else 1
         q, k, v = widths
         more = {name: inputs[name] for name in ("num_kv_heads", *OF_FORM) if name in inputs}
+        more.update({"max_len": first.shape[-2]} if self.of_probes_steps else {})
         return Making(hiddens, inputs.get("num_heads", 1), q, k, v, **more)
 
     def _fits(self, layer: Any, inputs: Inputs) -> bool:

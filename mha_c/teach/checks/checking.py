@@ -176,7 +176,7 @@ def _with_other_sizes(student: Student, answer: Answer, means: Optional[str], no
     """The answer; of a layer whose heads, or scale, only its code fixes, the one with these, if they explain it."""
     if not _OF_SIZES & {*answer.mistakes}:
         return answer
-    for other in others(student):
+    for other in others(student, answer.mistakes):
         found = _compared(other, means, notes)
         # Of another width two mistakes may explain what this width alone does.
         if not _OF_SIZES & {*found.mistakes} and not (other.width and len(found.mistakes) > 1):

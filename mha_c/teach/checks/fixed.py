@@ -1,9 +1,11 @@
-"""What code fixes alone: a number of heads as a literal; a scale for one width that a layer, or a file, keeps."""
+"""What code fixes alone: a number of heads as a literal; a scale for one width that a layer, or a file, keeps; a number
+of steps that each call has, not the most of them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from inspect import getclosurevars
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..._arguments.arrays import is_tensor
+from ..asking.configuration import constructor_parameters, names_of
 from ..asking.student import Student
 from ..why.noting import written_by_them
 
@@ -19,10 +22,21 @@ _MOST = 4  # of numbers in a code that are tried
 _WITH_SCALE = "dot_product", "causal", "window", "grouped"
 
 
-def others(student: Student) -> Iterator[Student]:
-    """The same student, asked with each number of heads, or width, that its code or its attributes may mean."""
+def others(student: Student, mistakes: Sequence[str]) -> Iterator[Student]:
+    """The same student, asked with each number of heads, or width, that its code or its attributes may mean, and where
+    it fails, with layers for as many steps as a call has."""
     if student.heads > 1 or student.width:
         return
+    fails = {"raises", "shape"} & {*mistakes}
+    if (
+        fails
+        and student.is_class
+        and "max_len" in names_of(student.mine, constructor_parameters(student.mine)).values()
+    ):
+        again = _with(student)
+        assert again.layers is not None
+        again.layers.of_probes_steps = True
+        yield again
     if student.layers is not None and student.has_weights and student.kind != "additive" and student.has_one_head:
         for heads in _heads(student):
             yield _with(student, heads=heads)
