@@ -178,3 +178,28 @@ def test_a_pair_is_turned_each_on_its_own(judged):
     assert not entry["ok"]
     (entry,) = judged(text.replace("turned(q), turned(k)", "turned(q), turned(-k)")).as_dict()["checked"]
     assert all("return" not in each["should_be"] for each in entry["lines"])
+
+
+def test_weights_as_torch_keeps_them_are_a_note(judged):
+    text = SPLIT + (
+        "def multi_head_attention(queries, keys, values, W_q, W_k, W_v, W_o, num_heads):\n"
+        "    x = queries @ W_q.T, keys @ W_k.T, values @ W_v.T\n"
+        "    return joined(*(heads(each, num_heads) for each in x)) @ W_o.T\n"
+    )
+    (entry,) = judged(text).as_dict()["checked"]
+    assert entry["ok"] and any("(outputs, inputs)" in note for note in entry["notes"])
+    (entry,) = judged(text.replace(".T", "")).as_dict()["checked"]
+    assert entry["ok"] and not any("(outputs, inputs)" in note for note in entry["notes"])
+
+
+@pytest.mark.parametrize("names", ["n, d", "T, dim", "pos, d_model", "num_tokens, d_model"])
+def test_a_table_by_its_sizes(judged, names):
+    n, d = names.split(", ")
+    text = (
+        "import numpy as np\n"
+        f"def positional_encoding({names}):\n"
+        f"    angle = np.arange({n})[:, None] / 10000 ** (np.arange(0, {d}, 2) / {d})\n"
+        f"    return np.stack([np.sin(angle), np.cos(angle)], axis=2).reshape({n}, {d})\n"
+    )
+    assert judged(text).ok
+    assert judged(text.replace("np.arange(0", "np.arange(2")).ok is False

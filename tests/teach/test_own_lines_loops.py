@@ -383,6 +383,37 @@ def grouped_attention(q, k, v):
     return softmax(q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])) @ v
 
 
+def turned(x):
+    y = np.empty_like(x)
+    y[..., ::2], y[..., 1::2] = -x[..., 1::2], x[..., ::2]
+    return y
+
+
+def tables(n, d):
+    angle = np.arange(n)[:, None] / 10000 ** (np.arange(0, d, 2) / d)
+    return np.cos(angle).repeat(2, axis=1), np.sin(angle).repeat(2, axis=1)
+
+
+def rope(x):
+    cos, sin = tables(*x.shape[-2:])
+    return x * cos + turned(x) * sin
+
+
+def masked_softmax(X, valid_lens=None):
+    e = np.exp(X - X.max(axis=-1, keepdims=True))
+    if valid_lens is not None:
+        e = e * (np.arange(X.shape[2]) < valid_lens[:, None, None])
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def causal_self_attention(x, W_q, W_k, W_v, W_o, num_heads):
+    q, k, v = (np.stack(np.split(x @ W, num_heads, axis=-1), axis=1) for W in (W_q, W_k, W_v))
+    s = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])
+    seen = np.tri(x.shape[1], dtype=bool)
+    weights = softmax(np.where(seen, s, -1e9))
+    return np.concatenate(list(np.moveaxis(weights @ v, 1, 0)), axis=-1) @ W_o
+
+
 def multi_head_attention(queries, keys, values, W_q, W_k, W_v, W_o, num_heads):
     out = 0
     for a, b, c, d in zip(*(np.split(W, num_heads, axis=1) for W in (W_q, W_k, W_v)), np.split(W_o, num_heads)):
@@ -398,6 +429,9 @@ def multi_head_attention(queries, keys, values, W_q, W_k, W_v, W_o, num_heads):
     [
         ("attention", "dot_product", "np.sum(np.exp(x - top)", "np.sum(np.abs(x - top)"),  # in a helper with an axis
         ("attention", "dot_product", "values[b, :n]", "values[b, -n:]"),
+        ("rope", "rope", "x * cos + turned(x) * sin", "x * cos + x * sin"),
+        ("masked_softmax", "masked_softmax", "/ e.sum(axis=-1", "/ e.sum(axis=-2"),
+        ("causal_self_attention", "causal_multi_head", "softmax(np.where(seen, s, -1e9))", "softmax(s)"),
         ("causal", "causal", "sum(axis=1))", "max(axis=1))"),
         ("window_attention", "window", "(dist >= 0) & (dist < window)", "(dist >= 0) | (dist < window)"),
         ("grouped_attention", "grouped", "for g in range(k.shape[1]) for _ in range(share)",

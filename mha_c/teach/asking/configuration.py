@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..._arguments.names import OTHERS
-from ..._recognize import CONFIGS, books_name
+from ..._recognize import CONFIGS, books_name, parameters
 
 _NAMES = [
     "num_heads", "num_kv_heads", "head_dim", "num_hiddens", "query_size", "key_size", "value_size", "max_len",
@@ -206,6 +206,20 @@ def _weights_among(names: Sequence[str]) -> dict[str, str]:
     if "W_o" not in found.values():  # of additive attention
         found.update(dict.fromkeys({"w_v", "v", "v_a", "w_a", "va"} & {*names}, "w_v"))
     return {name: ours for name, ours in found.items() if ours}
+
+
+_COUNTS_STEPS = re.compile("n|t|l|seq|(n_?|num_?)?(pos(itions?)?|steps)|(n_|num_)tokens", re.IGNORECASE)
+
+
+def sizes_of_table(function: Any) -> dict[str, str]:
+    """{parameter: the size of a table of positions that it is}, of a function that makes one and takes no input."""
+    told = {each.name: size_of(each.name) for each in parameters(function)}
+    told = {name: "num_hiddens" if size == "query_size" else size for name, size in told.items()}
+    first, *others = [*told, ""]
+    if not told.get(first, "X") and told.get(others[0]) == "num_hiddens" and _COUNTS_STEPS.fullmatch(first):
+        told[first] = "max_len"  # (n, d)
+    found = {name: size for name, size in told.items() if size in ("max_len", "num_hiddens")}
+    return found if {*found.values()} == {"max_len", "num_hiddens"} and "X" not in told else {}
 
 
 def unknown_of(wanted: Sequence[inspect.Parameter]) -> list[str]:

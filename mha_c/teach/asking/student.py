@@ -22,7 +22,7 @@ from ..._recognize import books_name, parameters, root_of
 from ..._recognize.roles import is_flag, trains
 from ..words.sentences import said
 from .answers import readable
-from .configuration import constructor_parameters, size_of
+from .configuration import constructor_parameters, size_of, sizes_of_table
 from .forms import Held, Way, additive_weights, held_weights, joined, parts, take_pairs, told_roles
 from .kinds import projected_by
 from .making import (
@@ -139,7 +139,7 @@ class Student:
             self.takes = told_roles(mine, self.arguments, kind)
         self.own = self._own_numbers()
         self.is_chunked |= kind in ("causal", "dot_product") and "chunk_size" in self.own
-        self.sizes_of_table = self._sizes_of_table()
+        self.sizes_of_table = sizes_of_table(mine) if kind == "positional_encoding" and not self.is_layer else {}
         self.takes.update(self.sizes_of_table)
         if kind == "rope":
             take_pairs(self.takes)
@@ -177,15 +177,6 @@ class Student:
         held = (*WEIGHTS[kind], "num_heads") if self.has_weights else ()
         return [each for each in every if each not in (*held, *_BY_NAME_ALONE.get(kind, ()))]
 
-    def _sizes_of_table(self) -> dict[str, str]:
-        """{parameter: the size of a table of positions that it is}, of a function that makes one and takes no input."""
-        if self.kind != "positional_encoding" or self.is_layer:
-            return {}
-        told = {each.name: size_of(each.name) for each in parameters(self.mine)}
-        told = {name: "num_hiddens" if size == "query_size" else size for name, size in told.items()}
-        found = {name: size for name, size in told.items() if size in ("max_len", "num_hiddens")}
-        return found if {*found.values()} == {"max_len", "num_hiddens"} and "X" not in told else {}
-
     def _own_numbers(self) -> dict[str, int]:
         """{window, chunk_size: the layer's own; 0: the one that the class is made with}, where no call takes it."""
         names = [name for name in OF_FORM if name not in self.takes.values()]
@@ -197,9 +188,8 @@ class Student:
 
     def _take_one_input_three_times(self) -> None:
         """Queries, keys and values by name: what attends to itself is called as layer(X, X, X)."""
-        three = ["queries", "keys", "values"]
-        named = {each.name: books_name(each.name, three) for each in parameters(self.mine)}
-        if {*three} <= {*named.values()}:
+        named = {each.name: books_name(each.name, ["queries", "keys", "values"]) for each in parameters(self.mine)}
+        if {"queries", "keys", "values"} <= {*named.values()}:
             self.takes.update({name: "X" for name, role in named.items() if role})
 
     def _check_weights_as_arguments(self, wanted: tuple[str, ...]) -> None:

@@ -167,6 +167,8 @@ def _notes(run: Run, form: BookForm, tells_pairs: bool = True) -> list[str]:
         notes += [say("note_layout", layout=said(LAYOUTS_SAY[layout]))]
     if run.way.lens_of_items:
         notes += [say("note_lens_of_items", argument=run.asked.parameter)]
+    if run.way.outputs_first:
+        notes += [say("note_outputs_first")]
     if run.way.one_width:
         notes += [say("note_one_width")]
     if student.entry:

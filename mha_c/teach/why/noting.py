@@ -57,6 +57,7 @@ class Trace:
         self.steps: list[Operation] = []
         self.inputs: list[Any] = []
         self.paused = False
+        self.end: Optional[int] = None  # the step that made the output, where a call gives several results
         self._alive: list[Any] = []
         self._at: dict[int, int] = {}
         self._lines: dict[tuple[Any, int], Place] = {}  # met already

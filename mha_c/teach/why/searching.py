@@ -5,7 +5,6 @@ A student's steps stand beside those of the book, and of the book with the mista
 
 from __future__ import annotations
 
-import linecache
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
@@ -16,6 +15,7 @@ from ..asking.answers import NEAR
 from ..asking.comparing import HUGE
 from ..asking.probes import Inputs
 from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
+from .named_before import TYPED, where_a_number, where_named, where_partial
 from .noting import Operation, Place, Trace
 from .traces import ChangedLine, first_read, heads, in_loops, last_of, otherwise, stages
 
@@ -32,46 +32,9 @@ _EMPTY = re.compile(r"= *(np|torch)\.(empty|zeros)(_like)?\(")  # numbers that s
 _MAKE_EMPTY = ("named", "setitem", "empty", "zeros", "empty_like", "zeros_like")
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
-_TYPED = r"\s*(?::[^=]+)?"  # between a name and what it is given
 _MAKES_A_MASK = re.compile(r"[<>]|\btri[lu]?\(")
 _GIVES_NONE = re.compile(r"\w\(([^\[]*,)? *(\w+ *= *)?None *[,)]")
 _LAID = ("heads_", "wrong_axes", "qkv_order", "groups_", "wrong_group")
-
-
-def _where_named(place: Place) -> Optional[Place]:
-    """The line before that gives the number under a root its name."""
-    found = re.search(r"sqrt\(\s*([A-Za-z_][\w.]*)\s*\)|([A-Za-z_][\w.]*) ?\*\* ?-?\(?(?:0?\.5|1 ?/ ?2)", place.text)
-    name = next(filter(None, found.groups()), "") if found else ""
-    name = name or next(iter(re.findall(r"\bself\.\w*scal\w*|\b\w*scale\w*\b|\bd_k\b", place.text)), "")
-    if not name or (name.startswith("self.") and not re.search("scal|temp|d_k|sqrt", name)):
-        return None
-    start = 1 if name.startswith("self.") else max(1, place.number - 40)
-    lines = [(n, linecache.getline(place.file, n)) for n in range(place.number - 1, start - 1, -1)]
-    for number, text in lines:
-        if re.match(rf"\s*{re.escape(name)}{_TYPED}=[^=]", text):
-            return place._replace(number=number, text=text.strip())
-        if text.lstrip().startswith("def ") and not name.startswith("self."):
-            return None
-    return None
-
-
-def _where_a_number(place: Place) -> Optional[Place]:
-    """The line before that gives a factor of a line its name, if it is nothing but a number."""
-    factors = re.findall(r"(?<=\* )[A-Za-z_]\w*|[A-Za-z_]\w*(?= \*)", place.text)
-    for number in range(place.number - 1, max(0, place.number - 20), -1):
-        text = linecache.getline(place.file, number).strip()
-        if any(re.fullmatch(rf"{name}{_TYPED}= [\d.]+", text) for name in factors):
-            return place._replace(number=number, text=text)
-    return None
-
-
-def _where_partial(place: Place) -> Optional[Place]:
-    """The line of the file that fixes the arguments of a function which a line calls."""
-    for number, text in enumerate(linecache.getlines(place.file), 1):
-        made = re.match(rf"(\w+){_TYPED}= *(functools\.)?partial\(", text)
-        if made and re.search(rf"\b{made[1]}\(", place.text):
-            return place._replace(number=number, text=text.strip())
-    return None
 
 
 def _says_hidden(name: str) -> Optional[bool]:
@@ -92,7 +55,7 @@ class Search:
         first: Any = inputs.get("X", inputs.get("keys"))
         # Python's own numbers are not noted: of what lists compute, the first array says no line.
         self.is_noted = _computes(trace) or not _computes(right[0])
-        self.inputs = inputs
+        self.inputs, self.end = inputs, trace.end
         self.steps = [
             x._replace(value=cut(x.value, first.shape[-2])) if x.place.function == "__init__" else x
             for x in trace.steps
@@ -189,14 +152,15 @@ class Search:
         if id == "mask_after_softmax":  # the weights as the mask leaves them
             every.reverse()
         if id == "scale_after_softmax":  # the weights as the scale leaves them
-            scaled = next((at for x in values[-2:-1] for at in [self._first_with(x)] if at is not None), None)
+            last = [each for x in values[-2:-1] for each in (x, *self._of_each_head(x))]
+            scaled = next((at for x in last for at in [self._first_with(x)] if at is not None), None)
             if scaled is not None:
                 return self.steps[scaled].place
         new = next((at for x in every if x not in self.right for at in [self._first_with(x)] if at is not None), None)
         if new is not None and id == "mask_after_softmax":
             return self._called_with(new)
         if new is not None:
-            return self._named_otherwise(id, self._began(new))
+            return self._begins(id, new)
         if id.startswith("no_projection") and values:
             at = self._last_with(values[-1])
             return self.steps[at].outer if at is not None else self.first()
@@ -210,7 +174,7 @@ class Search:
                 is_new = is_numbers(x) and x not in self.right and (id != "lost_key" or x.ndim > 2)
                 at = self._first_with(x) if is_new else None
                 if at is not None:
-                    return self._named_otherwise(id, self._began(at))
+                    return self._begins(id, at)
         return (self._wrong_mask() if id.startswith(_OF_MASKS) else None) or self.first()
 
     def _wrong_mask(self) -> Optional[Place]:
@@ -233,6 +197,17 @@ class Search:
         began = self._began(at)
         return step.outer if began.function != step.place.function else began
 
+    def _begins(self, id: str, at: int) -> Place:
+        """The line of a mistake whose numbers are those of this step."""
+        return self._named_otherwise(id, self._calls(at) if id.startswith(_OF_MASKS) else self._began(at))
+
+    def _calls(self, at: int) -> Place:
+        """The line where it began; of a softmax that gets what nobody masked, that which calls it behind the scores."""
+        began, outer = self._began(at), self.steps[at].outer
+        before = next((x.place for x in reversed(self.steps[:at]) if x.place.function != began.function), None)
+        called = before is not None and outer.function == before.function and outer.number > before.number
+        return outer if called else began
+
     def _of_each_head(self, x: Any) -> list[Any]:
         """Of an array of all heads, one below the other, that of each: who has heads in a list has no other."""
         count = self.inputs.get("num_heads", 1)
@@ -247,6 +222,8 @@ class Search:
             whole = self._before(wrong[0], _PARTS)
             if whole != wrong[0] and self.steps[whole].name in _OF_LAYOUT:
                 return self.steps[whole].place
+        if wrong and self.steps[wrong[0]].name == "getitem" and self._takes_features(wrong[0]):
+            return self.steps[wrong[0]].place
         bad = [i for i in wrong if self.steps[i].name in _OF_LAYOUT and self.steps[i].value in self.right]
         if not bad:
             return None
@@ -256,6 +233,14 @@ class Search:
         before = self.steps[step.sources[0]] if step.sources and step.sources[0] >= 0 else step
         joins = before.value.ndim > step.value.ndim and before.name in ("transpose", "permute", "swapaxes")
         return before.place if joins else step.place
+
+    def _takes_features(self, at: int) -> bool:
+        """Whether it is some of the features of what is right as a whole: x[..., h::heads]."""
+        source = self.steps[at].sources[0] if self.steps[at].sources else -1
+        if source < 0 or not self.is_right[source]:
+            return False
+        whole, shape = self.steps[source].value.shape, self.steps[at].value.shape
+        return whole[:-1] == shape[:-1] and shape[-1] < whole[-1]
 
     def _before(self, at: int, names: Sequence[str]) -> int:
         """The step that this one's numbers come of, where steps of these names only choose or repeat them."""
@@ -338,15 +323,15 @@ class Search:
         """Of a mask that is read the other way round: the line that made it, if its name says the opposite; of a scale
         by a wrong number: the line that made this number."""
         if id in _OF_SIZES:
-            return _where_named(place) or self._scaled(place)
+            return where_named(place) or self._scaled(place)
         if id == "no_rescale":
-            return _where_a_number(place) or place
+            return where_a_number(place) or place
         if id == "softmax_axis":
-            return _where_partial(place) or place
+            return where_partial(place) or place
         if id != "mask_inverted":
             return place
         for step in self.steps:
-            name = re.match(rf"(\w+){_TYPED}=[^=]", step.place.text)
+            name = re.match(rf"(\w+){TYPED}=[^=]", step.place.text)
             makes = is_mask(step.value) and name and step.place != place and _MAKES_A_MASK.search(step.place.text)
             if makes and name and self._is_used_by(step, place):
                 hides = _says_hidden(name[1])
@@ -399,7 +384,7 @@ class Search:
         return next((i for i in of_output if i not in self.good and is_numbers(self.steps[i].value)), None)
 
     def _leading_to_the_end(self) -> set[int]:
-        last = len(self.steps) - 1
+        last = len(self.steps) - 1 if self.end is None or self.end < 0 else self.end
         return {last} | self._leading_to({last})
 
     def _leading_to(self, ends: Iterable[int]) -> set[int]:

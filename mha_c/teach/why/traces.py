@@ -16,14 +16,14 @@ from ..asking.forms import parts
 from ..asking.mistakes import BookForm, Mistake, function, sources
 from ..asking.probes import Inputs
 from ..asking.rounds import Run
-from .noting import Place, Trace, forget_results, lines_noted, tensors_noted, written_by_them
+from .noting import Operation, Place, Trace, forget_results, lines_noted, tensors_noted, written_by_them
 
 
 def student_trace(run: Run, inputs: Inputs) -> Optional[Trace]:
     """The student's call with these inputs; None where it cannot be noted."""
     trace = Trace(written_by_them)
     try:
-        noted(run, inputs, trace)
+        trace.end = next(iter(trace.source(noted(run, inputs, trace))), None)
     except Exception:
         return None
     return trace if trace.steps else None
@@ -213,6 +213,11 @@ def otherwise(books: Sequence[Any], right: Sequence[Trace], inputs: Inputs) -> I
                 yield 1 / np.where(x == 0, 1, x) if (x != 0).all() else -x
         for trace in right:
             for step in trace.steps:
+                if step.place.file.startswith("book:rope") and step.value.ndim == 2:  # both numbers of a pair need one
+                    halves = step.place.file != "book:rope"
+                    yield np.tile(step.value, 2) if halves else np.repeat(step.value, 2, axis=1)
+                if step.name == "where" and "-1e6" in step.place.text:  # a mask may come after exp
+                    yield from _before_a_mask(step, trace)
                 if step.place.file == "book:softmax" and step.name == "subtract" and step.sources:
                     scores = trace.value(step.sources[0])
                     for each in (scores, scores - scores.max(), np.clip(scores, -HUGE, HUGE)):
@@ -236,6 +241,17 @@ def otherwise(books: Sequence[Any], right: Sequence[Trace], inputs: Inputs) -> I
                 yield np.concatenate([x.ravel() for x in made])
                 yield np.concatenate([x.ravel() for x in made[1:]])
             yield from _head_by_head(right, inputs)
+
+
+def _before_a_mask(step: Operation, trace: Trace) -> Iterator[Any]:
+    """Exp of scores that a mask hides later, and what is left of it."""
+    hidden = step.value <= -1e6
+    for x in (trace.value(at) for at in step.sources):
+        if x.dtype != bool and x.shape == hidden.shape:
+            top = x.max(-1, keepdims=True)
+            e = np.exp(x - top)
+            left = np.where(hidden, 0, e)
+            yield from (top, x - top, e, left, left.sum(-1))
 
 
 def in_loops(x: Any, lens: Any) -> Iterator[Any]:

@@ -119,6 +119,7 @@ SENTENCES = {
     "note_layout": "it was given {layout}.",
     "note_lens_of_items": "its {argument} is one length for each item, (batch,): with a length for each query, (batch, "
     "queries), which the book's takes, too, it gives no result of the right shape.",
+    "note_outputs_first": "its weights are (outputs, inputs), as torch keeps them: X @ W.T.",
     "note_one_width": "its queries, keys and values were as wide as its result: with other widths, which the book's "
     "takes, too, it raises an error.",
     "note_mask": "in {argument}, {says}.",
