@@ -202,7 +202,7 @@ class NoLengths(nn.Module):
                          query @ key.transpose(1, 2) / query.shape[-1] ** 0.5, -1) @ value  # fmt: skip
 
 
-@case("additive", [*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None], of_class="dropout_elsewhere")
+@case("additive", [*cross(6, 4, 7), LENS], [*cross(6, 4, 7), None])
 class AdditiveByOtherNames(nn.Module):
     def __init__(self, query_size=6, key_size=4, hiddens=5, dropout=0.0):
         super().__init__()

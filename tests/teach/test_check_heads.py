@@ -184,3 +184,16 @@ def test_additive_attention_of_one_width_is_asked_with_masks():
 
     answer = teach.check(Attention, "additive")
     assert answer.ok and answer.mask == "attend"
+
+
+@pytest.mark.parametrize("kind", ["dot_product", "causal", "window"])
+@pytest.mark.parametrize("id", ["scale_num_heads", "softmax_axis"])
+def test_heads_as_an_axis(kind, id):
+    def mine(q, k, v, window=0):
+        scores = q @ k.swapaxes(2, 3) / (q.shape[1 if id == "scale_num_heads" else 3] ** 0.5)
+        distance = np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])
+        if kind != "dot_product":
+            scores = np.where((distance >= 0) & ((kind == "causal") | (distance < window)), scores, -1e6)
+        return book.softmax(scores, 1 if id == "softmax_axis" else -1) @ v
+
+    assert teach.check(mine, kind, mask="none").mistakes[0] == id

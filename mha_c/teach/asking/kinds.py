@@ -68,13 +68,13 @@ def _guessed(mine: Any) -> tuple[str, str]:
     name, given = _name(mine), parameters(mine)
     signs = {books_name(each.name, [sign for _, _, sign in _KINDS if sign]) for each in given}
     by_name = [kind for kind, pattern, _ in _KINDS if re.search(pattern, name, re.IGNORECASE)]
-    by_sign = [kind for kind, _, sign in _KINDS if sign and sign in signs]
     inputs = {*roles(mine, ["queries", "keys", "values"]).values()} & {"queries", "keys", "values"}
     if {"keys", "values"} <= inputs:  # SoftmaxAttention is no softmax
         by_name = [kind for kind in by_name if kind != "masked_softmax"]
     plain = ("q", "query", "queries")
     if not any(root_of(each.name) in ("q", "qkv") and each.name.lower() not in plain for each in given):
         signs.discard("W_o")  # "w" alone may be a window
+    by_sign = [kind for kind, _, sign in _KINDS if sign and sign in signs]
     held = _by_weights(mine)
     if held:
         one_input = not {"keys", "values"} & inputs

@@ -30,6 +30,7 @@ _PARTS = ("getitem", "unbind", "chunk", "split")
 _COPIES = ("named", "getitem", "expand", "repeat", "tile", "repeat_interleave", "broadcast_to", "stack", *_OF_LAYOUT)
 _EMPTY = re.compile(r"= *(np|torch)\.(empty|zeros)(_like)?\(")  # numbers that something is written over
 _MAKE_EMPTY = ("named", "setitem", "empty", "zeros", "empty_like", "zeros_like")
+_OF_SOFTMAX = ("max", "amax", "subtract", "sub", "exp", "sum", "divide", "div", "softmax")
 _OF_MASKS = ("no_mask", "mask_", "sees_", "window_", "hides_", "lens_", "causal_")
 _OF_SIZES = ("scale_keys", "scale_queries", "scale_values", "scale_num_hiddens", "scale_fixed", "scaled")
 _MAKES_A_MASK = re.compile(r"[<>]|\btri[lu]?\(")
@@ -204,6 +205,8 @@ class Search:
     def _calls(self, at: int) -> Place:
         """The line where it began; of a softmax that gets what nobody masked, that which calls it behind the scores."""
         began, outer = self._began(at), self.steps[at].outer
+        if self.steps[at].name not in _OF_SOFTMAX:
+            return began
         before = next((x.place for x in reversed(self.steps[:at]) if x.place.function != began.function), None)
         called = before is not None and outer.function == before.function and outer.number > before.number
         return outer if called else began
