@@ -203,3 +203,52 @@ def test_a_table_by_its_sizes(judged, names):
     )
     assert judged(text).ok
     assert judged(text.replace("np.arange(0", "np.arange(2")).ok is False
+
+
+@pytest.mark.parametrize(("names", "inputs"), [("n_h, n_a", "n_h n_h"), ("hid, mid", "hid hid"), ("s, t, u", "s t")])
+def test_an_additive_class_whose_widths_have_any_names(judged, names, inputs):
+    (q, k), hiddens = inputs.split(), names.split(", ")[-1]
+    text = SPLIT + (
+        "class BahdanauAttention:\n"
+        f"    def __init__(self, {names}):\n"
+        f"        self.W_q, self.W_k = np.ones(({q}, {hiddens})), np.ones(({k}, {hiddens}))\n"
+        f"        self.w_v = np.ones({hiddens})\n"
+        "    def __call__(self, state, memory):\n"
+        "        x = np.tanh((state @ self.W_q)[:, None] + memory @ self.W_k) @ self.w_v\n"
+        "        weights = softmax(x)\n"
+        "        return (weights[:, :, None] * memory).sum(axis=1), weights\n"
+    )
+    assert judged(text).ok
+    (entry,) = judged(text.replace("sum(axis=1)", "mean(axis=1)")).as_dict()["checked"]
+    assert entry["mistakes"] == ["mean_for_sum"]
+
+
+def test_weights_in_a_list(judged):
+    text = SPLIT + (
+        "def multi_head_attention(queries, keys, values, weights, num_heads):\n"
+        "    Wq, bq, Wk, Wv, Wo = weights\n"
+        "    x = queries @ Wq + bq, keys @ Wk, values @ Wv\n"
+        "    return joined(*(heads(each, num_heads) for each in x)) @ Wo\n"
+    )
+    assert judged(text).ok
+    (entry,) = judged(text.replace("values @ Wv", "values @ Wk")).as_dict()["checked"]
+    assert entry["mistakes"] == ["swapped_projections"] and entry["lines"]
+    (entry,) = judged(text.replace(" + bq", "")).as_dict()["checked"]
+    assert entry["mistakes"] == ["bias_lost"]
+
+
+def test_lengths_of_items_and_one_width_at_once(judged):
+    text = (
+        SPLIT + "def multi_head_attention(queries, keys, values, W_q, W_k, W_v, W_o, num_heads, lengths=None):\n"
+        "    b, steps, d = queries.shape\n"
+        "    x, size = (queries @ W_q, keys @ W_k, values @ W_v), d // num_heads\n"
+        "    q, k, v = (each.reshape(b, -1, num_heads, size).swapaxes(1, 2) for each in x)\n"
+        "    scores = q @ k.swapaxes(2, 3) / np.sqrt(size)\n"
+        "    if lengths is not None:\n"
+        "        scores = np.where(np.arange(keys.shape[1]) < lengths[:, None, None, None], scores, -1e9)\n"
+        "    return (softmax(scores) @ v).swapaxes(1, 2).reshape(b, steps, d) @ W_o\n"
+    )
+    (entry,) = judged(text).as_dict()["checked"]
+    assert entry["ok"] and len(entry["notes"]) == 2, entry["notes"]
+    (entry,) = judged(text.replace(") < lengths", ") <= lengths")).as_dict()["checked"]
+    assert entry["mistakes"] == ["mask_off_by_one"]

@@ -171,7 +171,7 @@ _LONG = re.compile("len|ctx|context|block|seq|steps|pos_|positions")  # how many
 _OF_INPUTS = ("query_size", "key_size", "value_size")
 
 
-def names_of(mine: Any, wanted: Sequence[inspect.Parameter], for_positions: bool = False) -> dict[str, str]:
+def names_of(mine: Any, wanted: Sequence[inspect.Parameter], kind: str = "") -> dict[str, str]:
     """What the book calls the arguments of a constructor; "" where nothing tells."""
     names = {parameter.name: size_of(parameter.name) for parameter in wanted}
     names.update(_weights_among([name for name, ours in names.items() if not ours]))
@@ -190,7 +190,10 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter], for_positions: bool
         told = {widths[0]: "query_size", widths[1]: "num_hiddens"} if len(widths) == 2 else {widths[0]: "num_hiddens"}
         names.update(told)  # (input_dimension, output_dimension)
         unknown = [name for name in unknown if name not in told]
-    alone = "num_hiddens" if for_positions else "num_heads"  # the book's encoding has no heads
+    if kind == "additive" and len(unknown) in (2, 3) and len(unknown) == len(unknown_of(wanted)):  # it has no heads
+        sizes = [*("query_size", "key_size")[: len(unknown) - 1], "num_hiddens"]
+        return {**names, **dict(zip(unknown, sizes))}
+    alone = "num_hiddens" if kind in ("positional_encoding", "rope") else "num_heads"  # these have no heads
     if len(unknown) == 1 and len(wanted) > 1 and alone not in names.values() and not is_config(mine, unknown[0]):
         names[unknown[0]] = alone
     return names

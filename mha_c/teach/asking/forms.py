@@ -231,13 +231,18 @@ class Held(dict):  # type: ignore[type-arg]
     __getattr__ = dict.__getitem__
 
 
-def held_weights(mine: Any) -> dict[str, dict[str, str]]:
-    """{argument: {key: W_q, ..., or b_q, ...}} of those of a function that hold all weights, by names."""
-    text, found = _text_of(mine) if inspect.isroutine(mine) else "", dict[str, dict[str, str]]()
+def held_weights(mine: Any) -> dict[str, dict[Any, str]]:
+    """{argument: {key: W_q, ..., or b_q, ...}} of those of a function that hold all weights: by names, or by places,
+    where one line gives each a name."""
+    text, found = _text_of(mine) if inspect.isroutine(mine) else "", dict[str, dict[Any, str]]()
     for name in [each.name for each in parameters(mine)] if text else ():
         read = rf"\b{name}(?:\[[\"'](\w+)[\"']\]|\.([A-Za-z]\w*)\b(?!\())"
-        keys = {first or second: "" for first, second in re.findall(read, text)}
+        keys: list[Any] = [first or second for first, second in re.findall(read, text)]
         told = {key: books_name(key, ["W_q", "W_k", "W_v", "W_o"]) or bias_of(key) for key in keys}
+        listed = re.search(rf"^ *\(?((?:\w+, *)+\w+)\)? *= *{name} *$", text, re.MULTILINE)
+        if listed and not told:
+            names = re.split(", *", listed[1])
+            told = {i: books_name(x, ["W_q", "W_k", "W_v", "W_o"]) or bias_of(x) for i, x in enumerate(names)}
         if len({ours for ours in told.values() if ours[:1] == "W"}) > 1 and all(told.values()):
             found[name] = told
     return found

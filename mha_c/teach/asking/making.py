@@ -114,12 +114,12 @@ def heads_by_place(mine: Any) -> bool:
     return False
 
 
-def make(mine: Any, sizes: Making, for_positions: bool = False, chosen: Optional[Mapping[str, Any]] = None) -> Any:
+def make(mine: Any, sizes: Making, kind: str = "", chosen: Optional[Mapping[str, Any]] = None) -> Any:
     """A layer of a class, in evaluation mode; `chosen` are arguments of the constructor beside sizes."""
-    known = sizes.known(for_positions)
+    known = sizes.known(kind in ("positional_encoding", "rope"))
     wanted = constructor_parameters(mine)
     given: dict[str, Any] = {}
-    names = names_of(mine, wanted, for_positions)
+    names = names_of(mine, wanted, kind)
     for parameter in wanted:
         name = names[parameter.name]
         needed = parameter.default is parameter.empty
@@ -226,7 +226,7 @@ class Layers:
         sizes = self._making(inputs)
         if sizes not in self._made:
             try:
-                self._made[sizes] = make(self.mine, sizes, self.kind in ("positional_encoding", "rope"), self.chosen)
+                self._made[sizes] = make(self.mine, sizes, self.kind, self.chosen)
             except Unmade as error:
                 self._made[sizes], self._failed = None, error
         layer = self._made[sizes]

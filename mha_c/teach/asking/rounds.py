@@ -177,8 +177,12 @@ def _takes_lens_of_items_alone(run: Run) -> bool:
         for x, right in zip(run.outcomes, run.right)
     ]
     errors = [x.error for x in run.outcomes if x.error is not None]
-    of_queries = [np.ndim(lens_of(x)) > 1 for x in run.probes]
-    return any(refused) and of_queries == refused and not any(map(is_own_raise, errors))
+    return any(refused) and _lens_of_queries(run) == refused and not any(map(is_own_raise, errors))
+
+
+def _lens_of_queries(run: Run) -> list[bool]:
+    """Which probes have a length for each query."""
+    return [run.asked.role == "lens" and np.ndim(lens_of(x)) > 1 for x in run.probes]
 
 
 def _takes_one_width_alone(run: Run) -> bool:
@@ -187,7 +191,9 @@ def _takes_one_width_alone(run: Run) -> bool:
     if run.student.has_weights:
         return False
     others = [*map(has_other_widths, run.probes)]
-    if not any(others) or others != [*map(is_misshapen, run.outcomes, run.right)]:
+    wrong = map(is_misshapen, run.outcomes, run.right)
+    apart = [pair for pair, lens in zip(zip(others, wrong), _lens_of_queries(run)) if not lens]  # another narrow form
+    if not any(others) or any(wide != fails for wide, fails in apart):
         return False
     inputs = dict(run.probes[others.index(True)])
     width = inputs["queries" if "queries" in inputs else "X"].shape[-1]

@@ -229,7 +229,7 @@ class Student:
         return next((str(each).replace("torch.", "") for each in types if each.is_floating_point), "float32")
 
     @cached_property
-    def held(self) -> dict[str, dict[str, str]]:
+    def held(self) -> dict[str, dict[Any, str]]:
         """{argument: {key: the weight, or bias}} of arguments that hold weights by name."""
         return held_weights(self.mine) if "weights" in self.takes.values() else {}
 
@@ -333,10 +333,11 @@ class Student:
                 joint = np.concatenate([part[name] for name in ("W_q", "W_k", "W_v")], axis=1)
                 given[theirs] = _typed(joint, role, way)
             elif role == "weights":
-                given[theirs] = Held(
-                    (key, _typed(part[ours] if ours in part else self._bias(key, part), ours, way))
+                held = {
+                    key: _typed(part[ours] if ours in part else self._bias(str(key), part), ours, way)
                     for key, ours in self.held[theirs].items()
-                )
+                }
+                given[theirs] = tuple(held.values()) if 0 in held else Held(held)
             elif role in _TABLES:
                 given[theirs] = _typed(self._table(role, part, way), role, way)
             elif role == "positions":

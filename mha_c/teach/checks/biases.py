@@ -34,7 +34,7 @@ def bias_arguments(student: Student) -> dict[str, str]:
     """{argument, or a key of one: the weight whose bias it is}, where it is no layer."""
     needed = (name for name, role in student.takes.items() if role == "bias" and name not in student.optional)
     named = {name: bias_of(name) for name in needed}
-    named.update((key, ours) for each in student.held.values() for key, ours in each.items() if ours[0] == "b")
+    named.update((str(key), ours) for each in student.held.values() for key, ours in each.items() if ours[0] == "b")
     return {name: f"W_{ours[2:]}" for name, ours in named.items() if ours}
 
 

@@ -53,6 +53,8 @@ def noted(run: Run, inputs: Inputs, trace: Trace, remade: bool = True) -> Any:
 def _noted_input(trace: Trace, x: Any) -> Any:
     if isinstance(x, dict):
         return type(x)((key, _noted_input(trace, each)) for key, each in x.items())
+    if isinstance(x, tuple):
+        return tuple(_noted_input(trace, each) for each in x)
     return trace.input(x) if hasattr(x, "shape") and hasattr(x, "dtype") else x
 
 
