@@ -204,3 +204,24 @@ def test_the_page_marks_what_differs():
     assert "pre-wrap" in known._repr_html_()  # a phone shows the ends of the lines, too
     assert "<span" in known._repr_html_() and "# nothing" in known._repr_html_()
     assert teach.check(book.dot_product)._repr_html_().count("<p") == 1  # its name tells the kind: nothing to note
+
+
+def test_as_many_queries_as_keys_may_be_asked_for():
+    """An assert says so: this is self-attention with three arguments.  An error of the numbers alone is a mistake."""
+
+    def mine(queries, keys, values):
+        assert queries.shape == keys.shape == values.shape
+        return book.dot_product(queries, keys, values)
+
+    def another(queries, keys, values):
+        assert queries.shape == keys.shape
+        return book.dot_product(queries, keys, values) * np.sqrt(queries.shape[-1])
+
+    def fails(queries, keys, values):
+        scores = (queries + 0 * keys) @ keys.swapaxes(1, 2) / np.sqrt(queries.shape[-1])
+        return book.softmax(scores, -1) @ values
+
+    answer = teach.check(mine, "dot_product")
+    assert answer.ok and "its own check refuses" in str(answer)
+    assert teach.check(another, "dot_product").ok is False
+    assert "raises" in teach.check(fails, "dot_product").mistakes

@@ -92,6 +92,7 @@ class Way(NamedTuple):
     keys: tuple[str, ...] = ()  # of dicts that hold each weight that is an argument, and its bias
     lens_of_items: bool = False  # lengths are (batch,): those of each query raise an error
     one_width: bool = False  # inputs are as wide as the result: others raise an error
+    one_length: bool = False  # there are as many queries as keys: others are refused by a line of the student's
 
     @property
     def dtype(self) -> str:

@@ -211,6 +211,11 @@ def has_other_widths(inputs: Inputs) -> bool:
     return "W_q" in inputs and widths != {inputs["W_q"].shape[1]}
 
 
+def has_other_lengths(inputs: Inputs) -> bool:
+    """Whether there are not as many queries as keys."""
+    return "keys" in inputs and "queries" in inputs and inputs["queries"].shape[-2] != inputs["keys"].shape[-2]
+
+
 def lens_of(inputs: Inputs) -> Any:
     """The lengths of a probe, or those that its mask stands for: of each item, or of each query."""
     mask = inputs.get("mask", True)

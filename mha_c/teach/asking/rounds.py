@@ -37,7 +37,7 @@ from .mistakes import (
     function,
     of_mask,
 )
-from .probes import Inputs, has_other_widths, lens_of, probes
+from .probes import Inputs, has_other_lengths, has_other_widths, lens_of, probes
 from .student import CAUSAL, WEIGHTS, Outcome, Round, Student
 
 _KEPT = 4  # layouts and shapes of masks that are tried in full
@@ -134,6 +134,9 @@ def runs(
         if _takes_one_width_alone(run):
             way = way._replace(one_width=True)
             run = run_of(student, asked, way)
+        if _refuses_other_lengths_alone(run):
+            way = way._replace(one_length=True)
+            run = run_of(student, asked, way)
         if _takes_lens_of_items_alone(run):
             way = way._replace(lens_of_items=True)
             run = run_of(student, asked, way)
@@ -183,6 +186,13 @@ def _takes_lens_of_items_alone(run: Run) -> bool:
 def _lens_of_queries(run: Run) -> list[bool]:
     """Which probes have a length for each query."""
     return [run.asked.role == "lens" and np.ndim(lens_of(x)) > 1 for x in run.probes]
+
+
+def _refuses_other_lengths_alone(run: Run) -> bool:
+    """Whether an assert or a raise of the student's own wants as many queries as keys, and nothing else fails."""
+    others = [*map(has_other_lengths, run.probes)]
+    errors = [outcome.error for outcome in run.outcomes]
+    return any(others) and others == [x is not None for x in errors] and all(is_own_raise(x) for x in errors if x)
 
 
 def _takes_one_width_alone(run: Run) -> bool:

@@ -38,7 +38,7 @@ from .making import (
 )
 from .masks import CannotSay
 from .mistakes import KINDS, BookForm, signature
-from .probes import Inputs, Sizes, has_other_widths, lens_of, probes
+from .probes import Inputs, Sizes, has_other_lengths, has_other_widths, lens_of, probes
 from .results import Memory, output_of
 from .written import nothing_compiled
 
@@ -272,7 +272,7 @@ class Student:
         for probe, its_way, its_round in ((inputs, way, asked), *beside):
             if its_way.lens_of_items and its_round.role == "lens" and np.ndim(lens_of(probe)) > 1:
                 raise CannotSay
-        if way.one_width and has_other_widths(inputs):
+        if (way.one_width and has_other_widths(inputs)) or (way.one_length and has_other_lengths(inputs)):
             raise CannotSay
         outputs, changed = [], []
         others = [parts(each, way.layout) for each, _, _ in beside]

@@ -171,6 +171,8 @@ def _notes(run: Run, form: BookForm, tells_pairs: bool = True) -> list[str]:
         notes += [say("note_outputs_first")]
     if run.way.one_width:
         notes += [say("note_one_width")]
+    if run.way.one_length:
+        notes += [say("note_one_length")]
     if student.entry:
         notes += [say("note_entry", entry=student.entry)]
     if student.kind == "rope" and tells_pairs:
