@@ -122,8 +122,8 @@ SENTENCES = {
     "note_outputs_first": "its weights are (outputs, inputs), as torch keeps them: X @ W.T.",
     "note_one_width": "its queries, keys and values were as wide as its result: with other widths, which the book's "
     "takes, too, it raises an error.",
-    "note_one_length": "it was given as many queries as keys: other numbers, which the book's takes, too, its own check "
-    "refuses.",
+    "note_one_length": "it was given as many queries as keys: other numbers, which the book's takes, too, its own "
+    "check refuses.",
     "note_mask": "in {argument}, {says}.",
     "note_top_left": "with fewer queries than keys it counts from the first key (top left), as torch's is_causal "
     "does; the last queries of a sequence, which a decoder with a cache has, count from its end.",
