@@ -132,6 +132,8 @@ def _by_name(parameter: inspect.Parameter, wanted: list[str]) -> str:
         return "mask"
     if isinstance(parameter.default, str):
         return "-"
+    if name == "bias" and parameter.default is None and not any(each.startswith("W_") for each in wanted):
+        return "mask"  # of scores
     for role, pattern in _ROLES.items():
         if re.fullmatch(pattern, name) and (role in wanted or len(name) > 2 or role in ("mask", "bias")):
             counts = isinstance(parameter.default, int) and role == "positions"

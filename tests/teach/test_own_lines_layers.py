@@ -52,7 +52,7 @@ class MultiHeadAttention(nn.Module):
         ("1 / q.size(-1) ** 0.5", "1 / q.size(-1)", "scale_d", "scale_factor = 1 / q.size(-1) ** 0.5"),
         ("(q, k.transpose", "(k, q.transpose", "swapped_projections",
          "scores = torch.matmul(q, k.transpose(-2, -1)) * scale_factor"),
-        ("(q, k, v, future)", "(q, k, v)", "sees_future", ""),
+        ("(q, k, v, future)", "(q, k, v)", "sees_future", "return scaled_attention(q, k, v, future)"),
         ("scores = scores.masked_fill", "scores.masked_fill", "sees_future",
          "scores = scores.masked_fill(mask, -torch.inf)"),
         ("(q, k.transpose", "(q, v.transpose", "swapped_keys_values",

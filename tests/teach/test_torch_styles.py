@@ -160,3 +160,66 @@ def test_three_times_as_wide_is_no_attention_where_nothing_follows():
             return self.down(self.up(x).relu())
 
     assert teach.check(Block, "multi_head", mask="none").mistakes == ["not_judged"]
+
+
+DIVIDED = """
+class Attention(nn.Module):
+    def __init__(self, root, attn_dropout=0.1):
+        super().__init__()
+        self.root = root
+        self.dropout = nn.Dropout(attn_dropout)
+
+    def forward(self, q, k, v, mask=None):
+        scores = q @ k.mT / self.root
+        if mask is not None:
+            scores = scores.masked_fill(mask == 0, -1e9)
+        weights = self.dropout(scores.softmax(-1))
+        return weights @ v
+"""
+
+
+@pytest.mark.parametrize("name", ["root", "norm", "scale", "temp"])
+def test_what_scores_are_divided_by_when_a_class_takes_it(answer_to, name):
+    """An argument that the scores are divided by, or multiplied with, is no number of heads."""
+    assert answer_to(DIVIDED.replace("root", name), "dot_product").ok
+    if name in ("norm", "scale"):
+        assert answer_to(DIVIDED.replace("root", name), "dot_product", "/ self", "* self").ok
+    else:
+        answer = answer_to(DIVIDED.replace("root", name), "dot_product", "/ self", "* self")
+        assert answer.mistakes == ["scale_inverted"], answer
+
+
+def test_dropout_on_the_weights_and_once_more(answer_to):
+    answer = answer_to(DIVIDED, "dot_product", "return weights @ v", "return self.dropout(weights @ v)")
+    assert answer.mistakes == ["dropout_elsewhere"], answer
+
+
+BIASED = """
+def attention(q, k, v, bias=None):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if bias is not None:
+        scores = scores + bias
+    return scores.softmax(-1) @ v
+"""
+
+
+def test_a_bias_of_scores_is_a_mask_that_is_added(answer_to):
+    answer = answer_to(BIASED, "dot_product", mask="add")
+    assert answer.ok and answer.mask == "add", answer
+    assert answer_to(BIASED, "dot_product", "scores + bias", "scores + 0 * bias.clamp(-1)").mistakes == ["mask_ignored"]
+
+
+def test_names_tell_sinusoids_and_self_attention_without_weights(answer_to):
+    text = """
+class Sinusoids(nn.Module):
+    def __init__(self, d, longest=64):
+        super().__init__()
+        angle = torch.arange(longest)[:, None] / 10000 ** (torch.arange(0, d, 2) / d)
+        self.register_buffer("table", torch.stack([angle.sin(), angle.cos()], -1).flatten(1))
+
+    def forward(self, x):
+        return x + self.table[: x.shape[1]]
+"""
+    assert answer_to(text, None).ok
+    scaled = FIXED.replace("SIZE**0.5", "q.shape[-1] ** 0.5")
+    assert answer_to(scaled, None, "causal_attention", "causal_self_attention").ok

@@ -25,7 +25,8 @@ _WORDS = [
     ("vocab", "vocab_size"), ("bias", "bias"),
     ("use|flash|enable|caus|is_|norm", "flag"), ("layer|idx|_id$|^id$|depth", "num_layers"),
     ("len|ctx|context|block|seq|pos|max|长", "max_len"),
-    ("hid|emb|dim|wid|model|feat|size|chan|unit|state|inner|维|宽|隐", "num_hiddens"), ("init|std|range|eps", "small"),
+    ("hid|emb|dim|wid|model|feat|size|chan|unit|state|inner|维|宽|隐", "num_hiddens"),
+    ("init|std|range|eps", "small"),
 ]  # fmt: skip
 
 
@@ -190,6 +191,10 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter], kind: str = "") -> 
         told = {widths[0]: "query_size", widths[1]: "num_hiddens"} if len(widths) == 2 else {widths[0]: "num_hiddens"}
         names.update(told)  # (input_dimension, output_dimension)
         unknown = [name for name in unknown if name not in told]
+    scales = [name for name in unknown if _scale_of(mine, name)]
+    if scales and "temperature" not in names.values():
+        names[scales[0]] = _scale_of(mine, scales[0])
+        unknown.remove(scales[0])
     if kind == "additive" and len(unknown) in (2, 3) and len(unknown) == len(unknown_of(wanted)):  # it has no heads
         sizes = [*("query_size", "key_size")[: len(unknown) - 1], "num_hiddens"]
         return {**names, **dict(zip(unknown, sizes))}
@@ -223,6 +228,18 @@ def sizes_of_table(function: Any) -> dict[str, str]:
         told[first] = "max_len"  # (n, d)
     found = {name: size for name, size in told.items() if size in ("max_len", "num_hiddens")}
     return found if {*found.values()} == {"max_len", "num_hiddens"} and "X" not in told else {}
+
+
+def _scale_of(mine: Any, name: str) -> str:
+    """Whether an argument that a class keeps is what scores are divided by, "temperature", or times which they are
+    taken, "scale"; "" for any other."""
+    kept = re.search(rf"\bself\.(\w+)(?:\s*:\s*\w+)?\s*=\s*(?:float\()?{name}\b\)?\s*$", _text_of(mine), re.MULTILINE)
+    if kept is None:
+        return ""
+    if re.search("sqrt|root|temp", name.lower()):
+        return "temperature"
+    found = re.search(rf"([/*])\s*self\.{kept[1]}\b|\bself\.{kept[1]} *([*]) *\w", _text_of(mine))
+    return "" if found is None else "temperature" if found[1] == "/" else "scale"
 
 
 def unknown_of(wanted: Sequence[inspect.Parameter]) -> list[str]:

@@ -24,7 +24,7 @@ _KINDS = [  # by the name of an implementation, else by an argument that only th
     ("additive", "additive|bahdanau|concat_?attention|加性", "w_v"),
     ("transpose_qkv", "transpose_qkv|split", ""), ("transpose_output", "transpose_output|merge|join|combine", ""),
     ("rope", "rope|rotary|rotate", ""), ("grouped", "group|gqa|multi_?query|mqa", ""),
-    ("positional_encoding", "position(?!_?wise)", ""), ("window", "window|sliding|local", "window"),
+    ("positional_encoding", "position(?!_?wise)|sinusoid", ""), ("window", "window|sliding|local", "window"),
     ("causal", "causal|chunk|flash|online|因果", ""),
     ("masked_softmax", _SOFTMAX, ""),
     ("dot_product", "dot|attention|attend|sdpa|注意|アテンション|어텐션", "queries"),
@@ -92,6 +92,9 @@ def _guessed(mine: Any) -> tuple[str, str]:
         return "multi_head", "it takes weights"
     if "W_o" in signs:
         return "causal_multi_head", "of its name and weights"
+    without_weights = inspect.isroutine(mine) and {"keys", "values"} <= inputs
+    if by_name[:1] == ["causal_multi_head"] and without_weights and not any(x.lower() == "num_heads" for x in names):
+        return "causal", "of its name"  # self-attention whose caller projects
     if by_name:
         return by_name[0], "of its name"
     if not by_sign:

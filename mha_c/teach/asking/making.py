@@ -56,7 +56,7 @@ class Making(NamedTuple):
             "base": 10000.0, "num_layers": 1, "vocab_size": 16,
             "window": self.window or 2, "chunk_size": self.chunk_size or 2,
             "temperature": self.query_size**0.5, "device": None, "dtype": None, "name": "", "rate": 0.0, "flag": False,
-            "small": 0.02, "rng": Seed(0), **self._weights(),
+            "small": 0.02, "scale": self.query_size**-0.5, "rng": Seed(0), **self._weights(),
         }  # fmt: skip
 
     def _weights(self) -> dict[str, Any]:

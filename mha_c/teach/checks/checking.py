@@ -30,7 +30,7 @@ from ..asking.rounds import (
 from ..asking.student import Round, Student, gradients_recorded
 from ..asking.written import as_written
 from ..why.noting import without_text_of_others
-from ..why.own_lines import likeliest
+from ..why.own_lines import likeliest, reads_beyond
 from ..words.sentences import said, say
 from .besides import besides
 from .besides import notes as notes_on
@@ -240,6 +240,7 @@ def _in_round(student: Student, asked: Round, means: Optional[str], notes: list[
             raise _Wrong(_wrong(apart, notes))
         return one
     more = [say("note_chosen", choice=f"{asked.parameter}=True")] if after_others else []
+    more += [say("note_second")] if asked.role == "second" else []
     try:
         return _right_one(tried, [*notes, *more])
     except _Wrong as wrong:
@@ -323,7 +324,8 @@ def _wrong(tried: list[Run], notes: list[str]) -> Answer:
         return in_one_line(found, notes)
     if found is not None and found.mistakes:
         return known(found, notes)
-    return unknown(likeliest(tried)[0], notes)
+    likely = likeliest(tried)[0]
+    return random(likely, notes) if reads_beyond(likely) else unknown(likely, notes)
 
 
 def _is_right_where_it_runs(run: Run) -> bool:

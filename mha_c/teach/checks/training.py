@@ -42,12 +42,12 @@ def training(run: Run) -> list[tuple[str, str]]:
     if calm.output is None or wild.output is None:
         return []
     of_keys = [x for x in dropped if x.shape[-2:] == (_STEPS, _STEPS)]
-    on_weights = any(map(_are_weights, of_keys))
     if of_keys and not all(map(_are_weights, of_keys)):
         return [("dropout_on_scores", say("dropout_on_scores"))]
     if np.array_equal(calm.output, wild.output):
         return [("no_dropout", say("no_dropout"))]
-    if dropped and not on_weights and student.kind in ("dot_product", "additive"):
+    # Of what projects nothing the weights alone are dropped; behind W_o many drop once more.
+    if dropped and len(of_keys) < len(dropped) and student.kind in ("dot_product", "additive"):
         return [("dropout_elsewhere", say("dropout_elsewhere"))]
     return numbers
 

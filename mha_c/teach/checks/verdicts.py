@@ -80,7 +80,8 @@ def _mask(runs: Sequence[Run]) -> Optional[str]:
 def random(run: Run, notes: Sequence[str]) -> Answer:
     """Dropout acts, or something else is drawn in each call."""
     found = random_lines(run)
-    id = "random" if found and str(found[0]) == say("random_other") else "dropout_in_eval"
+    others = say("random_other"), say("random_lengths")
+    id = "random" if found and str(found[0]) in others else "dropout_in_eval"
     words = [say("random", name=run.student.name), *(found or [say("random_drops")])]
     return Answer([id], words, notes)
 

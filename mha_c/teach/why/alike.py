@@ -29,6 +29,20 @@ class Known:
         return bool((np.abs(ours - theirs) <= NEAR + NEAR * np.abs(theirs)).all(axis=1).any())
 
 
+class Numbers:
+    """Single numbers, whatever arrays have them."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self._sorted = np.unique(np.concatenate([_in_order(x) for x in values]))
+
+    def __contains__(self, x: Any) -> bool:
+        """Whether each number of an array is one of them."""
+        x = _in_order(x)
+        at = np.searchsorted(self._sorted, x).clip(1, len(self._sorted) - 1)
+        near = np.minimum(np.abs(self._sorted[at] - x), np.abs(self._sorted[at - 1] - x))
+        return bool((near <= NEAR * (1 + np.abs(x))).all())
+
+
 def _in_order(x: Any) -> Any:
     x = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=7e3, posinf=HUGE, neginf=-HUGE)
     return np.sort(np.clip(x, -HUGE, HUGE), axis=None)
@@ -76,6 +90,8 @@ def _reduced(x: Any) -> Any:
 
 def cut(x: Any, steps: int) -> Any:
     """A table for many positions, as far as the call goes."""
+    if x.ndim > 2 and len(x) > max(steps, 16) > x.shape[-2]:  # (positions, pairs, 2)
+        return x[:steps]
     return x[..., :steps, :] if x.ndim > 1 and x.shape[-2] > max(steps, 16) else x
 
 

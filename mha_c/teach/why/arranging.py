@@ -63,10 +63,33 @@ def neighbours(node: Any, names: Scope) -> Iterator[Edit]:
     elif isinstance(node, ast.Call) and called(node) == "slice" and len(node.args) == 3:
         start, gap = ast.unparse(node.args[0]), ", "
     else:
+        yield from _of_each_head(node, names)
         return
     for d in (x for x in names.variables if WIDTH_OF_HEAD.fullmatch(x)):
         text = f"{start} * {d}{gap}({start} + 1) * {d}"
         yield instead(node, text if gap == ":" else f"slice({text})")
+
+
+def _of_each_head(node: Any, names: Scope) -> Iterator[Edit]:
+    """The features of the first head, as those of the one that a loop is at."""
+    is_call = isinstance(node, ast.Call) and called(node) == "slice" and len(node.args) == 2
+    if is_call:
+        first, last = node.args
+    elif isinstance(node, ast.Slice) and node.upper is not None and node.step is None:
+        first, last = node.lower, node.upper
+    else:
+        return
+    if (first is None or number_in(first) == 0) and isinstance(last, (ast.Name, ast.Attribute)):
+        d = ast.unparse(last)
+        for head in names.counters:
+            ends = f"{head} * {d}", f"({head} + 1) * {d}"
+            yield instead(node, f"slice({', '.join(ends)})" if is_call else ":".join(ends))
+
+
+def of_groups(node: Any, names: Scope) -> Iterator[Edit]:
+    """The group of a head: by a division, where the rest of one is taken."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
+        yield from (instead(node, f"{ast.unparse(node.left)} // {x}") for x in names.variables)
 
 
 def ranges(node: Any, names: Scope) -> Iterator[Edit]:
@@ -87,6 +110,7 @@ def ranges(node: Any, names: Scope) -> Iterator[Edit]:
 
 def interleaved(node: Any, _: Scope) -> Iterator[Edit]:
     """(head_dim, heads), transposed, as (heads, head_dim)."""
+    yield from _cut_again(node)
     if not (isinstance(node, ast.Call) and called(node) in ("transpose", "permute")):
         return
     made: Any = getattr(node.func, "value", None)
@@ -101,6 +125,21 @@ def interleaved(node: Any, _: Scope) -> Iterator[Edit]:
     else:
         return
     yield instead(node, f"{start}.swapaxes(1, 2)")
+    if {*map(number_in, node.args)} in ({2, 3}, {-1, -2}):  # back to (heads, head_dim): no axis is left to move
+        yield instead(node, start)
+
+
+def _cut_again(node: Any) -> Iterator[Edit]:
+    """Of a view whose axes a permute orders: the last two of its sizes, and their axes, exchanged."""
+    made: Any = getattr(getattr(node, "func", None), "value", None)
+    if not (isinstance(made, ast.Call) and called(node) == "permute" and called(made) in ("view", "reshape")):
+        return
+    sizes, last = [*map(ast.unparse, made.args)], len(made.args) - 1
+    axes = [number_in(x) for x in node.args]
+    if len(sizes) > 4 and sorted(axes, key=str) == list(range(len(sizes))):
+        sizes[-2:] = sizes[:-3:-1]
+        order = (str({last: last - 1, last - 1: last}.get(x, x)) for x in axes)
+        yield instead(node, f"{ast.unparse(made.func)}({', '.join(sizes)}).permute({', '.join(order)})")
 
 
 def signs(node: Any, _: Scope) -> Iterator[Edit]:

@@ -17,6 +17,7 @@ from .arranging import (
     interleaved,
     letters,
     neighbours,
+    of_groups,
     ranges,
     sides,
     signs,
@@ -38,13 +39,19 @@ from .places import (
     number_in,
 )
 from .statements import (
+    around_all,
     bounded,
     complement,
     exchanged,
     exponentials,
+    given_more,
+    inverted,
+    joined_masks,
     mirrored,
+    of_all,
     of_numbers,
     of_other_axes,
+    other_corner,
     other_texts,
     over_rows,
     per_head,
@@ -54,6 +61,7 @@ from .statements import (
 
 _COMPARED = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">"}
 _OTHER_WAY = {ast.Lt: ">=", ast.LtE: ">", ast.Gt: "<=", ast.GtE: "<", ast.Eq: "!=", ast.NotEq: "=="}
+_PRODUCTS = ("matmul", "bmm", "einsum")
 _NAMES = {"tril": "triu", "triu": "tril", "sin": "cos", "cos": "sin", "log_softmax": "softmax", "relu": "tanh",
           "sigmoid": "tanh", "softmin": "softmax", "mean": "sum", "argmax": "max", "tile": "repeat",
           "repeat": "repeat_interleave", "exp2": "exp", "expm1": "exp", "min": "max", "amin": "amax",
@@ -114,8 +122,12 @@ def _features(node: Any, _: Scope) -> Iterator[Edit]:
         products: list[Any] = [x for x in inner if is_product(x)]
         roots = [x.left for x in inner if isinstance(x, ast.BinOp) and isinstance(x.op, ast.Pow)]
         roots += [x.args[0] for x in inner if isinstance(x, ast.Call) and called(x) == "sqrt" and x.args]
-        for product in products[:1]:
-            yield from (instead(x, f"{ast.unparse(product.left)}.shape[-1]") for x in roots)
+        first = [x.left for x in products] + [
+            x.args[at] for x in inner if isinstance(x, ast.Call) and called(x) in _PRODUCTS
+            for at in [called(x) == "einsum"] if len(x.args) > at
+        ]  # fmt: skip
+        for one in first[:1]:
+            yield from (instead(x, f"{ast.unparse(one)}.shape[-1]") for x in roots)
 
 
 def _comparisons(node: Any, _: Scope) -> Iterator[Edit]:
@@ -137,8 +149,6 @@ def _inversions(node: Any, _: Scope) -> Iterator[Edit]:
         if len(node.args) == 3:
             one, two = node.args[1:]
             yield Edit(one.col_offset, end_of(two), f"{ast.unparse(two)}, {ast.unparse(one)}")
-        if isinstance(node.args[0], ast.Name):
-            yield instead(node.args[0], f"~{node.args[0].id}")
 
 
 def _fills(node: Any, _: Scope) -> Iterator[Edit]:
@@ -146,8 +156,13 @@ def _fills(node: Any, _: Scope) -> Iterator[Edit]:
         if called(node) in ("masked_fill", "masked_fill_", "where", "full", "full_like"):
             yield from (instead(x, "-1e9") for x in node.args[1:] if not isinstance(x, ast.Name))
         yield from (instead(x.value, "-1e9") for x in node.keywords if re.search("val|fill", x.arg or ""))
+        if called(node) == "ones" and len(node.args) == 1 and isinstance(node.func, ast.Attribute):
+            start = f"{ast.unparse(node.func.value)}.full"
+            yield Edit(node.col_offset, end_of(node.args[0]), f"{start}({ast.unparse(node.args[0])}, -1e9")
     if isinstance(node, ast.Assign) and (isinstance(node.targets[0], ast.Subscript) or is_number(node.value)):
         yield instead(node.value, "-1e9")
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
+        yield instead(node, f"{ast.unparse(node.target)} = -1e9")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         yield instead(node.right, "-1e9")
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call) and called(node.value) == "finfo":
@@ -238,7 +253,8 @@ def _without(node: Any, _: Scope) -> Iterator[Edit]:
         yield from (instead(node, ast.unparse(x)) for x in (node.left, node.right))
     if isinstance(node, ast.Call):
         of_name = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-        if isinstance(node.func, ast.Attribute) and (not of_name or called(node) in ("transpose", "swapaxes")):
+        moves = ("transpose", "swapaxes", "flip", "roll")
+        if isinstance(node.func, ast.Attribute) and (not of_name or called(node) in moves):
             yield instead(node, ast.unparse(node.func.value))
         if node.args and number_in(node.args[0]) is None:
             yield instead(node, ast.unparse(node.args[0]))
@@ -353,7 +369,8 @@ _ALL = (
     _axes, _roots, _comparisons, _inversions, _fills, _calls, _without, _numbers_beside, _symbols, _orders,
     _other_names, _wrapped, _indices, signs, halves, letters, _normalised, _turned, _in_functions, _in_layers,
     sides, ranges, interleaved, _with_scale, _products, thrown_away, mirrored, over_rows, of_other_axes, bounded,
-    of_numbers, exponentials, unread, other_texts, exchanged,
+    of_numbers, exponentials, unread, other_texts, exchanged, inverted, other_corner, joined_masks, given_more, of_all,
+    around_all, of_groups, neighbours,
 )  # fmt: skip
 # What mends the mistakes whose ids start so.
 _MENDS = {
@@ -369,14 +386,15 @@ _MENDS = {
     ),
     ("mask_", "lens_", "sees_", "hides_", "causal_", "window_", "together", "no_mask"): (
         _comparisons, _inversions, _fills, _numbers_beside, _indices, _without, _calls, partial(_symbols, others="+-*"),
-        _other_names, ranges, thrown_away, mirrored, bounded, of_other_axes, complement, unread, _up_to_now,
+        _other_names, ranges, thrown_away, mirrored, bounded, of_other_axes, complement, unread, _up_to_now, inverted,
+        other_corner, joined_masks, given_more, of_all, _flags,
     ),
     ("swapped", "no_projection", "no_output", "weights_", "no_values", "no_w_v", "no_tanh", "no_transpose"): (
         _other_names, _orders, _numbers_beside, letters, _turned, _wrapped, _in_layers, _in_functions, _products,
         other_texts, exchanged,
     ),
     ("heads_", "no_heads", "wrong_axes", "wrong_group", "group", "first_group", "qkv_order", "keys_reshaped"): (
-        _calls, _orders, halves, letters, _numbers_beside, _symbols, _without, interleaved, neighbours,
+        _calls, _orders, halves, letters, _numbers_beside, _symbols, _without, interleaved, neighbours, of_groups,
     ),
     ("sin_", "wrong_exponent", "position", "rope_", "offset_", "keys_not", "no_rotation", "batch_", "no_input"): (
         _numbers_beside, _calls, signs, halves, _symbols, _without, _orders, _other_names, _axes, sides, ranges,

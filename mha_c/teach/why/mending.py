@@ -79,7 +79,8 @@ def mended(run: Run, form: BookForm, places: Sequence[Place], id: str = "", shar
     differs = (x for x, got, right in zip(run.probes, run.outcomes, run.right) if not equal(got, right))
     lines = lines_that_ran(run, next(differs))
     ending = _loops_end if any(each.may_loop for each in functions_of(run)) else nullcontext
-    right = [output(function(form), inputs) for inputs in run.probes]
+    forms = (form,) if id else run.asked.forms  # of what nothing explains it may be any
+    rights = [[output(function(each), inputs) for inputs in run.probes] for each in forms]
     tried: set[Any] = set()
     for of in dict.fromkeys((id, id if id in _AS_IT_IS else "")):
         found: Optional[_Candidate] = None
@@ -91,7 +92,7 @@ def mended(run: Run, form: BookForm, places: Sequence[Place], id: str = "", shar
                 continue
             tried.add(change[1:])
             with ending():
-                is_right = _is_right_with(run, right, change)
+                is_right = _is_right_with(run, rights, change)
             if is_right:
                 found, most = change, min(most, len(tried) + _MORE)
         if found is not None:
@@ -230,8 +231,8 @@ def _is_new_sign(edit: Edit, line: bytes) -> int:
     return 2 * any(sign in edit.text and sign.encode() not in line for sign in "-~")
 
 
-def _is_right_with(run: Run, right: Sequence[Any], change: _Candidate) -> bool:
-    """Whether all outcomes are right with it."""
+def _is_right_with(run: Run, rights: Sequence[Sequence[Any]], change: _Candidate) -> bool:
+    """Whether all outcomes are those of one of the book's functions with it."""
     changed = change.of.changed(change.number, change.text)
     if changed is None:
         return False
@@ -245,7 +246,12 @@ def _is_right_with(run: Run, right: Sequence[Any], change: _Candidate) -> bool:
                 met.append(run.probes[i])
                 if layers is not None:
                     layers.remake(run.probes[i])
-                if not equal(run.student(run.probes[i], run.way, run.asked), right[i]):
+                outcome = run.student(run.probes[i], run.way, run.asked)
+                rights = [right for right in rights if equal(outcome, right[i])]
+                if run.asked.role == "second":  # the first of the pair was right
+                    first = run.student(run.probes[i], run.way, run.asked._replace(role="", parameter=""))
+                    rights = [right for right in rights if equal(first, right[i])]
+                if not rights:
                     return False
     except Exception:  # what its class makes then may be no layer
         return False

@@ -99,17 +99,39 @@ def _mended(run: Run, form: BookForm, places: Sequence[Place], id: str, share: f
 
 def random_lines(run: Run) -> list[Any]:
     """The line that gives other numbers in each call, and whether it drops: (words, line)."""
-    try:
-        traces = [student_trace(run, run.probes[-1]) for _ in range(2)]
-        one, two = ([x for x in each.steps if x.place.function != "__init__"] for each in traces if each is not None)
-    except Exception:
-        return []
-    for first, second in zip(one, two):
-        if first.place == second.place and first.value.shape == second.value.shape:
-            if not np.allclose(first.value, second.value, equal_nan=True) and first.name not in ("empty", "named"):
-                made = first.name in ("linear", "matmul", "addmm", "bmm") and "drop" not in first.place.text.lower()
-                return [say("random_other" if made else "random_drops"), _line(WrongLine(first.place))]
+    for inputs in reversed(run.probes):  # not all of them may tell
+        try:
+            one, two = (student_trace(run, inputs) for _ in range(2))
+        except Exception:
+            return []
+        if one is None or two is None:
+            continue
+        beyond = next((x for x in one.steps if _reads_beyond(one, x)), None)
+        if beyond is not None:
+            return [say("random_lengths"), _line(WrongLine(beyond.place))]
+        for first, second in zip(one.steps, two.steps):
+            if first.place == second.place and first.value.shape == second.value.shape:
+                is_made = "__init__" in (first.place.function, first.outer.function) or first.name in ("empty", "named")
+                if not is_made and not np.allclose(first.value, second.value, equal_nan=True):
+                    made = first.name in ("linear", "matmul", "addmm", "bmm") and "drop" not in first.place.text.lower()
+                    return [say("random_other" if made else "random_drops"), _line(WrongLine(first.place))]
     return []
+
+
+def reads_beyond(run: Run) -> bool:
+    """Whether it gives torch's attention keys of another length than values: whatever lies behind is read as such."""
+    try:
+        traces = [student_trace(run, inputs) for inputs in run.probes]
+    except Exception:
+        return False
+    return any(_reads_beyond(trace, x) for trace in traces if trace is not None for x in trace.steps)
+
+
+def _reads_beyond(trace: Trace, step: Operation) -> bool:
+    """Whether it is torch's attention, which does not look, with keys of another length than values."""
+    if not step.name.startswith("scaled_dot_product"):
+        return False
+    return len({x.shape[-2] for x in map(trace.value, step.sources[1:3]) if x.ndim > 1}) > 1
 
 
 def nan_line(run: Run) -> list[Any]:
@@ -276,6 +298,8 @@ def first_difference(
     inputs, trace = call or _noted_call(run, run.form)
     if trace is None or inputs is None:
         return WrongLine(None)
-    right = book_trace(run.form, [], inputs)
-    search = Search(trace, [right], inputs)
-    return WrongLine(search.first(inner), "", search.stage(right))
+    rights = [book_trace(form, [], inputs) for form in run.asked.forms]
+    searches = [Search(trace, [right], inputs) for right in rights]
+    most = max(range(len(rights)), key=lambda i: len(searches[i].good))  # the function that it is most like
+    place = searches[most].first(inner, new=not call)
+    return WrongLine(place, "", searches[most].stage(rights[most]))

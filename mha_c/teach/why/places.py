@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.FloorDiv: "//",
            ast.Mod: "%"}  # fmt: skip
-WIDTH_OF_HEAD = re.compile(r"d|dk|d_k|dim|hd|head_dim|d_head|head_size")
+WIDTH_OF_HEAD = re.compile(r"d|dk|d_k|dh|dim|hd|width|head_dim|dim_head|d_head|head_size|head_width")
 
 
 class Edit(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from ..asking.answers import NEAR
 from ..asking.comparing import HUGE
 from ..asking.probes import Inputs
-from .alike import Known, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
+from .alike import Known, Numbers, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
 from .named_before import TYPED, where_a_number, where_named, where_partial
 from .noting import Operation, Place, Trace
 from .traces import ChangedLine, first_read, heads, in_loops, last_of, otherwise, stages
@@ -176,7 +176,8 @@ class Search:
                 at = self._first_with(x) if is_new else None
                 if at is not None:
                     return self._begins(id, at)
-        return (self._wrong_mask() if id.startswith(_OF_MASKS) else None) or self.first()
+        place = (self._wrong_mask() if id.startswith(_OF_MASKS) else None) or self.first()
+        return self._named_otherwise(id, place) if place is not None and id == "mask_inverted" else place
 
     def _wrong_mask(self) -> Optional[Place]:
         """The first line that makes a wrong mask, which leads to the output."""
@@ -375,11 +376,17 @@ class Search:
                     found = min(found, source)
         return self.steps[found].place
 
-    def first(self, inner: bool = False) -> Optional[Place]:
-        """The first step that is not right, and leads to nothing right; `inner`: in the helper that has it."""
+    def first(self, inner: bool = False, new: bool = False) -> Optional[Place]:
+        """The first step that is not right, and leads to nothing right; `inner`: in the helper with it; `new`: which
+        makes a number that the book does not have, if one does: an order of rows, or a table laid twice, makes none."""
         bad = self._first_bad() if self.is_noted else None
         if bad is None:
             return None
+        if new:
+            numbers = Numbers([np.zeros(1), *(x for x in self.books if x.dtype != bool)])
+            of_output = (i for i in sorted(self._leading_to_the_end()) if i not in self.good)
+            made = (i for i in of_output if is_numbers(self.steps[i].value) and self.steps[i].value not in numbers)
+            bad = next(made, bad)
         return (self.steps[bad].inner if inner else None) or self.steps[bad].place
 
     def _first_bad(self) -> Optional[int]:

@@ -13,6 +13,7 @@ from typing import Any
 from .places import Edit, Scope, bracketed, called, end_of, instead, number_in
 
 _MIRRORED = {ast.Lt: ">", ast.LtE: ">=", ast.Gt: "<", ast.GtE: "<="}
+_SAYS_MASK = re.compile("mask|pad|keep|hid|seen|visible|allow|future|blocked", re.IGNORECASE)
 _FEW = 6  # names of a line, of which any two are exchanged
 
 
@@ -126,6 +127,97 @@ def complement(node: Any, _: Scope) -> Iterator[Edit]:
     """What a large negative number is multiplied with: where it is 0, not where it is 1."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.right, ast.UnaryOp):
         yield instead(node.left, f"(1 - {ast.unparse(node.left)})")
+
+
+def inverted(node: Any, _: Scope) -> Iterator[Edit]:
+    """The mask that a call, a place, or a name gets: its opposite."""
+    masks: list[Any] = []
+    if isinstance(node, ast.Call) and called(node) in ("masked_fill", "masked_fill_", "where"):
+        masks = node.args[:1]
+    elif isinstance(node, ast.Call):
+        masks = [x.value for x in node.keywords if x.arg == "attn_mask"]
+    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        at = node.targets[0].slice
+        masks = at.elts if isinstance(at, ast.Tuple) else [at]
+    elif isinstance(node, ast.Assign) and _SAYS_MASK.search(ast.unparse(node.targets[0])):
+        masks = [node.value]
+    for x in masks:
+        if isinstance(x, (ast.Name, ast.Subscript, ast.Attribute)):
+            yield instead(x, f"~{ast.unparse(x)}")
+
+
+def other_corner(node: Any, _: Scope) -> Iterator[Edit]:
+    """The corner of a triangle on the other side, or all but the corner; all of a table of ones as a corner."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return
+    name, is_method = called(node), ast.unparse(node.func.value) not in ("np", "torch")
+    if name == "ones" and node.args:
+        yield from (instead(node, f"{ast.unparse(node)}.{text}") for text in ("tril()", "triu(1)"))
+    if name not in ("tril", "triu"):
+        return
+    given = [*node.args[not is_method :], *(x.value for x in node.keywords)]
+    k = number_in(given[0]) if given else 0
+    if k is not None and len(given) < 2:
+        other, step = ("triu", 1) if name == "tril" else ("tril", -1)
+        start = ast.unparse(node.func.value) if is_method else f"{ast.unparse(node.args[0])}, "
+        for new in (k + step, -k):
+            call = f"{start}.{other}({new})" if is_method else f"{ast.unparse(node.func.value)}.{other}({start}{new})"
+            yield instead(node, re.sub(r", 0\)$|(?<=\()0\)$", ")", call))
+
+
+def joined_masks(node: Any, _: Scope) -> Iterator[Edit]:
+    """Both of two masks in the place of either; one position compared with the other, not with a number of them."""
+    signs = {ast.BitOr: "&", ast.BitAnd: "|"}
+    if isinstance(node, (ast.AugAssign, ast.BinOp)) and type(node.op) in signs:
+        one, two = (node.target, node.value) if isinstance(node, ast.AugAssign) else (node.left, node.right)
+        sign = signs[type(node.op)] + "=" * isinstance(node, ast.AugAssign)
+        yield instead(node, f"{ast.unparse(one)} {sign} {ast.unparse(two)}")
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        row, column = "[None, :]", "[:, None]"
+        left = ast.unparse(node.left)
+        for mine, other in ((row, column), (column, row)):
+            if mine in left:
+                yield instead(node.comparators[0], left.replace(mine, other))
+
+
+def given_more(node: Any, names: Scope) -> Iterator[Edit]:
+    """A call that lacks a mask: with is_causal, or with what nothing reads; or that hides what it must not."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return
+    last = [*node.args, *(x.value for x in node.keywords)][-1]
+    if called(node) == "scaled_dot_product_attention":
+        yield Edit(end_of(last), end_of(last), ", is_causal=True")
+        yield from (Edit(end_of(last), end_of(last), f", attn_mask={x}") for x in names.unread if x.isidentifier())
+        if len(node.args) > 2:
+            flags = [i for i, x in enumerate(node.keywords) if x.arg == "is_causal"]
+            kept = [ast.unparse(x) for x in node.args] + [
+                f"{x.arg}={ast.unparse(x.value)}" for i, x in enumerate(node.keywords) if i not in flags
+            ]
+            yield from (Edit(node.args[0].col_offset, end_of(last), ", ".join(kept)) for _ in flags[:1])
+    elif called(node) in names.of_file or (isinstance(node.func, ast.Attribute) and "self." in ast.unparse(node.func)):
+        for x in names.unread:
+            if _SAYS_MASK.search(x) and x.isidentifier():
+                yield from (Edit(end_of(last), end_of(last), f", {text}") for text in (x, f"mask={x}"))
+
+
+def of_all(node: Any, names: Scope) -> Iterator[Edit]:
+    """What is written for the first item alone: for all; what reads the first: what a loop is at, wherever it does."""
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+        at = node.targets[0].slice
+        if isinstance(at, ast.Tuple) and number_in(at.elts[0]) is not None:
+            yield instead(at.elts[0], ":")
+    if isinstance(node, ast.Assign) and len(re.findall(r"\[0[,\]]", ast.unparse(node.value))) > 1:
+        for name in names.counters:
+            yield instead(node.value, re.sub(r"\[0(?=[,\]])", f"[{name}", ast.unparse(node.value)))
+
+
+def around_all(node: Any, _: Scope) -> Iterator[Edit]:
+    """A function of the whole of a sum, not of its first term alone."""
+    if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Call) and len(node.left.args) == 1:
+        if isinstance(node.op, (ast.Add, ast.Sub)) and isinstance(node.left.func, (ast.Name, ast.Attribute)):
+            sign = "+" if isinstance(node.op, ast.Add) else "-"
+            inner = f"{ast.unparse(node.left.args[0])} {sign} {ast.unparse(node.right)}"
+            yield instead(node, f"{ast.unparse(node.left.func)}({inner})")
 
 
 def other_texts(node: Any, names: Scope) -> Iterator[Edit]:

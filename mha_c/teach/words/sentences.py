@@ -36,6 +36,7 @@ SENTENCES = {
     "random": "Your {name} gives other numbers each time.",
     "random_drops": "Dropout must not act outside of training.",
     "random_other": "Numbers are drawn in each call: weights belong into the constructor, not into forward.",
+    "random_lengths": "Keys and values have different lengths here, and torch reads memory beyond the shorter ones.",
     "unmade": "Your {name} raises an error when it is made: {error}\nin {line}",
     "dtype": "Inputs of {wanted} give a result of {got}; it should have their type.",
     "no_mask": "It takes no valid_lens and no mask, so it hides no key; the book's is {kind}({signature}).",
@@ -116,6 +117,7 @@ SENTENCES = {
     "note_values": "it takes no values, so keys were the values, too.",
     "note_keys": "it takes no keys, so values were the keys, too.",
     "note_weights_alone": "it gives the attention weights, since it takes no values; a caller multiplies them.",
+    "note_second": "the queries are right: this is said of the keys.",
     "note_layout": "it was given {layout}.",
     "note_lens_of_items": "its {argument} is one length for each item, (batch,): with a length for each query, (batch, "
     "queries), which the book's takes, too, it gives no result of the right shape.",
