@@ -208,7 +208,9 @@ class _LayerLeaves:
             name = "W_" + root_of(re.sub("_?bias_?|^b_|_b$", "", last))
             own = parts.get(name, ())
             if path not in used and len(own) == 1 and not own[0].bias and last.lower().startswith(("b", "q", "k", "v")):
-                if tuple(at(self.layer, path).shape) == (shape_of(self.layer, own[0])[0],):
+                shape, weight = tuple(at(self.layer, path).shape), at(self.layer, own[0].weight).shape
+                by_heads = bool(own[0].axes) and {*shape} <= {*weight}  # which axes are outputs, is told later
+                if by_heads or shape == (shape_of(self.layer, own[0])[0],):
                     parts = {**parts, name: (own[0]._replace(bias=path),)}
         return parts
 

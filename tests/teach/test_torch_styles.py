@@ -223,3 +223,48 @@ class Sinusoids(nn.Module):
     assert answer_to(text, None).ok
     scaled = FIXED.replace("SIZE**0.5", "q.shape[-1] ** 0.5")
     assert answer_to(scaled, None, "causal_attention", "causal_self_attention").ok
+
+
+BY_HEADS = """
+class Attention(nn.Module):
+    def __init__(self, num_heads, d_model, d_head):
+        super().__init__()
+        self.num_heads, self.d_head = num_heads, d_head
+        self.WQ, self.WK, self.WV = (nn.Parameter(torch.randn(num_heads, d_model, d_head)) for _ in range(3))
+        self.WO = nn.Parameter(torch.randn(num_heads, d_head, d_model))
+        self.b_Q, self.b_K, self.b_V = (nn.Parameter(torch.zeros(num_heads, d_head)) for _ in range(3))
+        self.b_O = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bsd,ndh->bnsh", x, w) + b[:, None] for w, b in
+                   ((self.WQ, self.b_Q), (self.WK, self.b_K), (self.WV, self.b_V)))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return torch.einsum("bnsh,nhd->bsd", y, self.WO) + self.b_O
+"""
+
+
+@pytest.mark.parametrize("lost", ["", " + self.b_O", " + b[:, None]"])
+def test_biases_of_heads_beside_weights_of_other_names(answer_to, lost):
+    answer = answer_to(BY_HEADS, "causal_multi_head", lost)
+    assert answer.mistakes == (["bias_lost"] if lost else []), answer
+
+
+COUNTED = """
+class Attention(nn.Module):
+    def __init__(self, d_model, count):
+        super().__init__()
+        self.count = count
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(d_model, d_model) for _ in range(4))
+
+    def forward(self, x):
+        width = x.shape[-1] // self.count
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        heads = [slice(i * width, (i + 1) * width) for i in range(self.count)]
+        heads = [F.scaled_dot_product_attention(q[..., i], k[..., i], v[..., i], is_causal=True) for i in heads]
+        return self.out_proj(torch.cat(heads, -1))
+"""
+
+
+@pytest.mark.parametrize("divided", ["x.shape[-1] // self.count", "int(x.shape[-1] / self.count)"])
+def test_a_number_of_heads_that_something_is_divided_by_is_no_scale(answer_to, divided):
+    assert answer_to(COUNTED, "causal_multi_head", "x.shape[-1] // self.count", divided).ok

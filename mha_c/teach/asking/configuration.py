@@ -236,10 +236,14 @@ def _scale_of(mine: Any, name: str) -> str:
     kept = re.search(rf"\bself\.(\w+)(?:\s*:\s*\w+)?\s*=\s*(?:float\()?{name}\b\)?\s*$", _text_of(mine), re.MULTILINE)
     if kept is None:
         return ""
-    if re.search("sqrt|root|temp", name.lower()):
+    if re.search("sqrt|root|temp(?!l)", name.lower()):
         return "temperature"
-    found = re.search(rf"([/*])\s*self\.{kept[1]}\b|\bself\.{kept[1]} *([*]) *\w", _text_of(mine))
-    return "" if found is None else "temperature" if found[1] == "/" else "scale"
+    uses = re.findall(rf".*(?<![/*]) ?([/*]) *self\.{kept[1]}\b.*|.*\bself\.{kept[1]} ([*]) \w.*", _text_of(mine))
+    says = re.search("scal|inv|norm|fac|tau|alpha|beta|den|div", name.lower())
+    lines = re.findall(rf".*\bself\.{kept[1]}\b.*", _text_of(mine))
+    if not uses or not (says or any(re.search("@|matmul|bmm|einsum", each) for each in lines)):
+        return ""  # a number of heads is divided by, too
+    return "temperature" if uses[0][0] == "/" else "scale"
 
 
 def unknown_of(wanted: Sequence[inspect.Parameter]) -> list[str]:
