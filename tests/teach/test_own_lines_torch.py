@@ -157,6 +157,7 @@ CHANGED = [  # kind, text, right, wrong, the mistake; where another line is as g
      "3, -1, self.num_heads).permute(2, 0, 4, 1, 3)", "heads_interleaved"),
     ("causal_multi_head", FUSED, ", is_causal=True", "", "sees_future"),
     ("multi_head", PADDED, "= ~key_padding", "= key_padding", "mask_inverted"),
+    ("multi_head", PADDED, "_mask[:, None, None, :]", "_mask[:1, None, None, :]", "mask_of_first"),
     ("window", WINDOW, "bool).tril()", "bool)", "sees_future"),
     ("window", WINDOW, "&=", "|=", "sees_future"),
     ("causal", CACHED, "> steps[:, None]", "> n", "one_line"),

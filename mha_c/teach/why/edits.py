@@ -381,6 +381,7 @@ _MENDS = {
     ("softmax_axis", "max_axis"): (_axes, letters, _orders, over_rows),
     ("no_softmax",): (_normalised, _calls, _in_functions, _without, _symbols, of_numbers, exponentials),
     ("mask_after",): (_orders,),
+    ("mask_of_first",): (_without, of_all, of_other_axes),
     ("softmax_", "mean_", "argmax", "log_", "uniform", "relu", "softmin", "chunk_", "no_rescale"): (
         _calls, _without, _normalised, _numbers_beside, _symbols, _axes, _in_functions, _flags,
     ),

@@ -121,7 +121,7 @@ def random_lines(run: Run) -> list[Any]:
 def reads_beyond(run: Run) -> bool:
     """Whether it gives torch's attention keys of another length than values: whatever lies behind is read as such."""
     try:
-        traces = [student_trace(run, inputs) for inputs in run.probes]
+        traces = [student_trace(run, x) for x, got in zip(run.probes, run.outcomes) if got.error is None]
     except Exception:
         return False
     return any(_reads_beyond(trace, x) for trace in traces if trace is not None for x in trace.steps)
