@@ -261,3 +261,35 @@ def test_a_mistake_with_a_name_is_wrong_whatever_the_class_is_called(judged):
     text = SOFTMAX + ATTENTION.replace("np.sqrt(q.shape[-1])", "q.shape[-1]")
     report = judged(text + WHOLE.format(name="RelativeAttention", line="pass"))
     assert report.ok is False and "scale_d" in report.judged[0].answer.mistakes
+
+
+OWN_TENSOR = """
+import numpy as np
+
+class Tensor:
+    def __init__(self, data):
+        self.held = np.asarray(data, float)
+
+class SelfAttention:
+    def __init__(self, n_embd: int, n_head: int, rng: np.random.Generator):
+        self.n_head = n_head
+        self.Wq, self.Wk, self.Wv, self.Wo = (rng.standard_normal((n_embd, n_embd)) for _ in range(4))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        q, k, v = (x.held @ each for each in (self.Wq, self.Wk, self.Wv))
+        return Tensor(q @ k.swapaxes(1, 2) @ v @ self.Wo)
+
+class RoPE:
+    def __init__(self, head_dim: int, base: float, max_len: int, scaling_factor: float):
+        angles = np.arange(max_len)[:, None] / (scaling_factor * base ** (np.arange(0, head_dim, 2) / head_dim))
+        self.cos, self.sin = np.cos(angles), np.sin(angles)
+
+    def __call__(self, x, positions):
+        one, two, c, s = x[..., 0::2], x[..., 1::2], self.cos[positions], self.sin[positions]
+        return np.stack([one * c - two * s, one * s + two * c], -1).reshape(x.shape)
+"""
+
+
+def test_what_takes_objects_of_its_own_or_a_factor_that_nobody_knows_is_not_judged(judged):
+    result = judged(OWN_TENSOR)
+    assert [(each.name, each.ok) for each in result.judged] == [("SelfAttention", None), ("RoPE", None)], result

@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
@@ -137,11 +137,17 @@ def _is_needed_flag(parameter: inspect.Parameter) -> bool:
     return parameter.annotation in (bool, "bool") and parameter.default is parameter.empty
 
 
+def class_of_file(mine: Any, annotation: Any) -> Optional[type]:
+    """The class of the student's own file that an annotation names."""
+    room = getattr(getattr(mine, "__init__", mine), "__globals__", getattr(mine, "__globals__", {}))
+    annotation = room.get(annotation) if isinstance(annotation, str) else annotation
+    return annotation if isinstance(annotation, type) and annotation.__module__ == mine.__module__ else None
+
+
 def own_defaults(mine: Any, annotation: Any) -> dict[str, Any]:
     """What the configuration of a file, as a dataclass is, holds by default by names that say no size."""
-    if isinstance(annotation, str):
-        annotation = getattr(mine.__init__, "__globals__", {}).get(annotation)
-    held = vars(annotation) if isinstance(annotation, type) and annotation.__module__ == mine.__module__ else {}
+    found = class_of_file(mine, annotation)
+    held = vars(found) if found is not None else {}
     known = {name: x for name, x in held.items() if isinstance(x, (bool, int, float, str)) and not name.startswith("_")}
     return {name: x for name, x in known.items() if not (size_of(name) or _guessed(name))}
 
@@ -191,14 +197,16 @@ def names_of(mine: Any, wanted: Sequence[inspect.Parameter], kind: str = "") -> 
         told = {widths[0]: "query_size", widths[1]: "num_hiddens"} if len(widths) == 2 else {widths[0]: "num_hiddens"}
         names.update(told)  # (input_dimension, output_dimension)
         unknown = [name for name in unknown if name not in told]
-    scales = [name for name in unknown if _scale_of(mine, name)]
+    of_table = kind in ("positional_encoding", "rope")  # these have no heads and no scores
+    scales = [name for name in unknown if not of_table and _scale_of(mine, name)]
     if scales and "temperature" not in names.values():
         names[scales[0]] = _scale_of(mine, scales[0])
         unknown.remove(scales[0])
     if kind == "additive" and len(unknown) in (2, 3) and len(unknown) == len(unknown_of(wanted)):  # it has no heads
         sizes = [*("query_size", "key_size")[: len(unknown) - 1], "num_hiddens"]
         return {**names, **dict(zip(unknown, sizes))}
-    alone = "num_hiddens" if kind in ("positional_encoding", "rope") else "num_heads"  # these have no heads
+    unknown = [name for name in unknown if not _counts_nothing(next(x for x in wanted if x.name == name))]
+    alone = "num_hiddens" if of_table else "num_heads"
     if len(unknown) == 1 and len(wanted) > 1 and alone not in names.values() and not is_config(mine, unknown[0]):
         names[unknown[0]] = alone
     return names
@@ -244,6 +252,11 @@ def _scale_of(mine: Any, name: str) -> str:
     if not uses or not (says or any(re.search("@|matmul|bmm|einsum", each) for each in lines)):
         return ""  # a number of heads is divided by, too
     return "temperature" if uses[0][0] == "/" else "scale"
+
+
+def _counts_nothing(parameter: inspect.Parameter) -> bool:
+    """Whether an argument is no number of heads or features: a factor, or said to be no whole number."""
+    return parameter.annotation in (float, "float") or bool(re.search("factor|alpha|beta|eps|ratio", parameter.name))
 
 
 def unknown_of(wanted: Sequence[inspect.Parameter]) -> list[str]:

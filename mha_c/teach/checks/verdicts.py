@@ -9,9 +9,11 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
+from ..._recognize import parameters
 from .. import lawful
 from ..asking.answers import NEAR, Answer, Example, Lines, OwnLine, own_line, readable, written
 from ..asking.comparing import equal, is_misshapen, output
+from ..asking.configuration import class_of_file
 from ..asking.forms import LAYOUTS_SAY
 from ..asking.making import Unmade
 from ..asking.masks import MEANS
@@ -383,6 +385,7 @@ def unknown(run: Run, notes: Sequence[str]) -> Answer:
     errors = [i for i in others if run.outcomes[i].error is not None]
     notes = [*notes, *_notes(run, run.form, tells_pairs=False)]
     strange = student.unknown or _given_nothing(run) or _given_as_array(run)
+    strange = strange or [x.name for x in parameters(student.mine) if class_of_file(student.mine, x.annotation)]
     if len(errors) == all_of and strange:
         words = say("not_understood", name=student.name, arguments=", ".join(strange))
         return Answer(["untried"], [words, *_error(run, function(run.form)), section])
