@@ -81,7 +81,7 @@ OTHERS = {
         "encoder_hidden_states encoder_states encoder_hidden enc_hidden enc_states memory context annotations "
         "features key_value_states kv_states kv jian 键 キー 키",
     ),
-    "values": OtherNames("value v x_v zhi 值 バリュー 밸류 값"),
+    "values": OtherNames("value v vals val x_v zhi 值 バリュー 밸류 값"),
     "X": OtherNames("x input inputs in_features in_query_or_key scores score s a logits hidden_states スコア"),
     "valid_lens": OtherNames(
         "valid_len valid_length valid_lengths lens lengths length seq_lens seq_lengths 有效长度 有効長",

@@ -268,3 +268,21 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("divided", ["x.shape[-1] // self.count", "int(x.shape[-1] / self.count)"])
 def test_a_number_of_heads_that_something_is_divided_by_is_no_scale(answer_to, divided):
     assert answer_to(COUNTED, "causal_multi_head", "x.shape[-1] // self.count", divided).ok
+
+
+@pytest.mark.parametrize("second", ["scores", "q @ k.mT", "weights"])
+def test_a_second_result_that_is_no_weights_gets_a_note(answer_to, second):
+    answer = answer_to(DIVIDED, "dot_product", "return weights @ v", f"return weights @ v, {second}")
+    assert answer.ok and ("second result is not the book" in str(answer)) == (second != "weights"), answer
+
+
+def test_w_v_may_be_called_v_beside_vals(answer_to):
+    text = """
+def additive_attention(queries, keys, vals, valid_lens, W1, W2, v):
+    scores = ((queries @ W1)[:, :, None] + (keys @ W2)[:, None]).tanh() @ v
+    if valid_lens is not None:
+        lens = valid_lens[:, None, None] if valid_lens.ndim == 1 else valid_lens[:, :, None]
+        scores = scores.masked_fill(torch.arange(keys.shape[1]) >= lens, -1e6)
+    return scores.softmax(-1) @ vals
+"""
+    assert answer_to(text, "additive").ok

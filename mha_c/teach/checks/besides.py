@@ -51,7 +51,10 @@ def _of_weights(run: Run, form: BookForm) -> Iterator[Finding]:
     inputs = run.probes[-1]
     every = stages(book_trace(form, [], inputs))
     right = [x for name, x in every if name == "softmax"]
-    others = Known(x for name, x in every if name in ("scores", "mask"))
+    scores = [x for name, x in every if name in ("scores", "mask")]
+    first: Any = inputs.get("W_q", inputs.get("queries", inputs.get("X")))
+    root = (first.shape[-1] // inputs.get("num_heads", 1)) ** 0.5
+    others = Known([*scores, *(x * root for x in scores)])  # and products that nothing divides
     result = _result(run, inputs)
     if not right or result is None:
         return
