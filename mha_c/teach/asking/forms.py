@@ -226,7 +226,7 @@ def keys_of_weights(function: Any, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-class Held(dict):  # type: ignore[type-arg]
+class HeldByKey(dict):  # type: ignore[type-arg]
     """Weights by name: params["W_q"], params.W_q."""
 
     __getattr__ = dict.__getitem__

@@ -23,7 +23,7 @@ from ..._recognize.roles import is_flag, trains
 from ..words.sentences import said
 from .answers import readable
 from .configuration import constructor_parameters, size_of, sizes_of_table
-from .forms import Held, Way, additive_weights, held_weights, joined, parts, take_pairs, told_roles
+from .forms import HeldByKey, Way, additive_weights, held_weights, joined, parts, take_pairs, told_roles
 from .kinds import projected_by
 from .making import (
     OF_FORM,
@@ -337,7 +337,7 @@ class Student:
                     key: _typed(part[ours] if ours in part else self._bias(str(key), part), ours, way)
                     for key, ours in self.held[theirs].items()
                 }
-                given[theirs] = tuple(held.values()) if 0 in held else Held(held)
+                given[theirs] = tuple(held.values()) if 0 in held else HeldByKey(held)
             elif role in _TABLES:
                 given[theirs] = _typed(self._table(role, part, way), role, way)
             elif role == "positions":

@@ -29,7 +29,7 @@ class Known:
         return bool((np.abs(ours - theirs) <= NEAR + NEAR * np.abs(theirs)).all(axis=1).any())
 
 
-class Numbers:
+class KnownNumbers:
     """Single numbers, whatever arrays have them."""
 
     def __init__(self, values: Iterable[Any]) -> None:

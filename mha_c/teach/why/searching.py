@@ -14,7 +14,7 @@ import numpy as np
 from ..asking.answers import NEAR
 from ..asking.comparing import HUGE
 from ..asking.probes import Inputs
-from .alike import Known, Numbers, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
+from .alike import Known, KnownNumbers, counts, cut, equal_masks, is_arranged, is_mask, is_numbers, same_mask
 from .named_before import TYPED, where_a_number, where_named, where_partial
 from .noting import Operation, Place, Trace
 from .traces import ChangedLine, first_read, heads, in_loops, last_of, otherwise, stages
@@ -383,7 +383,7 @@ class Search:
         if bad is None:
             return None
         if new:
-            numbers = Numbers([np.zeros(1), *(x for x in self.books if x.dtype != bool)])
+            numbers = KnownNumbers([np.zeros(1), *(x for x in self.books if x.dtype != bool)])
             of_output = (i for i in sorted(self._leading_to_the_end()) if i not in self.good)
             made = (i for i in of_output if is_numbers(self.steps[i].value) and self.steps[i].value not in numbers)
             bad = next(made, bad)
