@@ -136,7 +136,8 @@ def _cut_again(node: Any) -> Iterator[Edit]:
         return
     sizes, last = [*map(ast.unparse, made.args)], len(made.args) - 1
     axes = [number_in(x) for x in node.args]
-    if len(sizes) > 4 and sorted(axes, key=str) == list(range(len(sizes))):
+    counts_parts = {2, 3} & {*map(number_in, made.args[-2:])}  # queries, keys and values, not heads
+    if len(sizes) > 4 and sorted(axes, key=str) == list(range(len(sizes))) and not counts_parts:
         sizes[-2:] = sizes[:-3:-1]
         order = (str({last: last - 1, last - 1: last}.get(x, x)) for x in axes)
         yield instead(node, f"{ast.unparse(made.func)}({', '.join(sizes)}).permute({', '.join(order)})")
