@@ -371,3 +371,16 @@ def test_names_of_sizes_that_stand_beside_no_heads():
 
     for mine in (RoPE, SelfAttention):
         assert teach.check(mine).ok, teach.check(mine)
+
+
+def test_a_scale_of_a_configuration_is_not_invented():
+    """It may be sqrt(d), or one over it: with one of them the code is wrong."""
+    torch = needs.module("torch")
+
+    class Mine(multi_head(torch)):
+        def __init__(self, config):
+            super().__init__(config.d_model, config.n_head)
+            self.scale = config.scale
+
+    answer = teach.check(Mine, "multi_head")
+    assert answer.ok is None and "what config holds" in str(answer)

@@ -77,7 +77,8 @@ class Config(dict):  # type: ignore[type-arg]
     """
 
     def __init__(self, known: Mapping[str, Any]) -> None:
-        super().__init__(known)
+        # A scale may be sqrt(d), or one over it.
+        super().__init__({name: x for name, x in known.items() if name != "scale"})
         vars(self)["asked"] = set()  # the book's names of what was asked for
 
     def __getitem__(self, name: str) -> Any:
