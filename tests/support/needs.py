@@ -201,7 +201,8 @@ def lacking(error):
     if kind is not None:
         torch = module("torch")
         classes = [getattr(place, kind, None) for place in (torch, torch.nn)]
-        if not any(isinstance(one, type) and one.__module__.startswith("torch") for one in classes):
+        of_torch = any(isinstance(one, type) and one.__module__.startswith("torch") for one in classes)
+        if kind == "NoneType" or not of_torch:  # torch has one of this name, and a missing answer is no torch's fault
             return None
         return f"{kind}.{attribute}"
     return alone or f"{owner or where}.{name or imported}"

@@ -192,7 +192,9 @@ def _refuses_other_lengths_alone(run: Run) -> bool:
     """Whether an assert or a raise of the student's own wants as many queries as keys, and nothing else fails."""
     others = [*map(has_other_lengths, run.probes)]
     errors = [outcome.error for outcome in run.outcomes]
-    return any(others) and others == [x is not None for x in errors] and all(is_own_raise(x) for x in errors if x)
+    if not any(others) or all(others) or others != [x is not None for x in errors]:
+        return False
+    return all(is_own_raise(x) for x in errors if x is not None)
 
 
 def _takes_one_width_alone(run: Run) -> bool:
@@ -203,7 +205,7 @@ def _takes_one_width_alone(run: Run) -> bool:
     others = [*map(has_other_widths, run.probes)]
     wrong = map(is_misshapen, run.outcomes, run.right)
     apart = [pair for pair, lens in zip(zip(others, wrong), _lens_of_queries(run)) if not lens]  # another narrow form
-    if not any(others) or any(wide != fails for wide, fails in apart):
+    if not any(others) or all(others) or any(wide != fails for wide, fails in apart):
         return False
     inputs = dict(run.probes[others.index(True)])
     width = inputs["queries" if "queries" in inputs else "X"].shape[-1]
