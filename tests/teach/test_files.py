@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import needs
 from mha_c.teach.grader import files
 
 SOFTMAX = """
@@ -293,3 +294,27 @@ class RoPE:
 def test_what_takes_objects_of_its_own_or_a_factor_that_nobody_knows_is_not_judged(judged):
     result = judged(OWN_TENSOR)
     assert [(each.name, each.ok) for each in result.judged] == [("SelfAttention", None), ("RoPE", None)], result
+
+
+IN_MAIN = """
+import numpy as np
+import torch
+from torch import nn
+
+class ScaledDotProductAttention(nn.Module):
+    def forward(self, Q, K, V, attn_mask):
+        scores = torch.matmul(Q, K.transpose(-1, -2)) / np.sqrt(d_k)
+        scores.masked_fill_(attn_mask, -1e9)
+        weights = nn.Softmax(dim=-1)(scores)
+        return torch.matmul(weights, V), weights
+
+if __name__ == "__main__":
+    d_k = 64
+"""
+
+
+def test_a_way_that_no_probe_can_be_given_says_nothing(judged):
+    """All raise, since a size is known in the program alone; causal attention cannot be given a mask of keys."""
+    needs.module("torch")
+    (each,) = judged(IN_MAIN).judged
+    assert (each.ok, each.problem.id) == (None, "only_in_main"), each

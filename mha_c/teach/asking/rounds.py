@@ -149,7 +149,8 @@ def runs(
         types = sum(outcome.dtype not in ("", way.dtype) for outcome in run.outcomes)
         if not failed and not types and accepts(run):
             return [run]
-        found.append(((failed / max(len(run.outcomes), 1), types), len(found), run))
+        share = failed / len(run.outcomes) if run.outcomes else 2  # a way that no probe can be given says nothing
+        found.append(((share, types), len(found), run))
     ordered = [run for _, _, run in sorted(found, key=lambda each: each[:2])]
     useful = [run for run in ordered if any(outcome.error is None for outcome in run.outcomes)]
     if useful and not useful[0].way.tensors and not _raises(useful[0]):  # written for arrays: tensors tell of torch
